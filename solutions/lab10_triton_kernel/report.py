@@ -11,7 +11,7 @@ import torch
 
 from labkit.kernels.table import attention_launches, rows_of
 from labkit.meters.kernels.calls import kernel_call
-from labkit.notebook import student_module
+from labkit.notebook import compare, predict, student_module
 
 kernels = student_module("lab10")
 torch.set_num_threads(1)
@@ -21,6 +21,12 @@ torch.set_num_threads(1)
 #
 # Your forward kernel, float16, d = 64, over blocks and warps, for an A100 (sm_80) and an H100 (sm_90). `stack` is
 # what a thread keeps in memory because its 255 registers do not suffice.
+#
+# Before you run it: predict the registers that a thread needs for blocks of 64 × 64 with 4 warps, on sm_80. A register
+# holds one float32, and a warp has 32 threads.
+
+# %%
+predicted_registers = predict(None, "registers")
 
 # %%
 BLOCKS = [(64, 32), (64, 64), (128, 64), (128, 128)]
@@ -51,8 +57,8 @@ for row in table:
 # %% nbgrader={"grade": true, "grade_id": "figure_compiler", "solution": true}
 figure, axes = plt.subplots(2, 2, figsize=(8.5, 5.5), sharex=True, layout="constrained")
 ### BEGIN SOLUTION
-# Rubric, 5 points: 1 registers; 1 the stack, with its unit; 1 both architectures, told apart; 1 both numbers of
-# warps, with a legend; 1 the line at 255.
+# Rubric, 4 points: 1 registers and the stack, with units; 1 both architectures, told apart; 1 both numbers of warps,
+# with a legend; 1 the line at 255.
 for column, arch in enumerate((80, 90)):
     for number, num_warps in enumerate((4, 8)):
         chosen = [row for row in table if row.arch == arch and row.num_warps == num_warps]
@@ -70,94 +76,61 @@ plt.show()
 ### END SOLUTION
 
 # %% [markdown]
-# ## 2. What the interpreter hides
-#
-# (a) A kernel's last tile of keys loads 31 keys that are not there, and gives them the score −∞. Results are right
-# here. What can happen on a GPU, and why does it not happen in the interpreter?
-#
-# (b) A load of V has a mask and no `other`. Why does that matter for V, where the weights of those rows are 0?
-#
-# (c) Name two more errors that the interpreter cannot show, and where the tests see each.
-
-# %% [markdown] nbgrader={"grade": true, "grade_id": "what_the_interpreter_hides", "solution": true}
-# (a) The addresses may belong to another tensor, whose numbers are then read for nothing, or to no page at all, which
-# ends the program with an illegal memory access. The interpreter reads memory of this process, where there is mostly
-# something behind a tensor.
-#
-# (b) What those lanes hold is anything, NaN and ∞ included, and 0 · NaN is NaN: one such row spoils the sum of all.
-# The interpreter puts 0 there.
-#
-# (c) Two of: two programs that add to the same element, which it runs one after the other (seen by noting who uses
-# which element); tiles below 16, which NumPy multiplies (the compiler refuses them); tf32 products, which it computes
-# exactly (seen in the PTX); tiles too large for the registers, of which it has none (the assembler's stack); hidden
-# tiles, which cost it nothing that shows (bytes counted).
-#
-# Rubric, 6 points: 2 (a), 1 for each half; 2 (b); 2 (c).
-
-# %% [markdown]
-# ## 3. Who owns a sum
-#
-# (a) In the backward pass dQ of a query is a sum over all blocks of keys. What goes wrong on a GPU when each block of
-# keys is a program, which loads a row of dQ, adds to it and stores it? Say it for two programs, step by step.
-#
-# (b) What does an answer with two kernels pay for doing without that, in products a tile and in bytes?
-#
-# (c) With `tl.atomic_add` one kernel suffices. What is lost, besides time?
-
-# %% [markdown] nbgrader={"grade": true, "grade_id": "who_owns_a_sum", "solution": true}
-# (a) Both load the old row; the first stores it with its own part added; the second stores the old row with *its*
-# part added. The first part is gone. Which one, and whether, depends on when they run.
-#
-# (b) Scores and dP are computed in both: 7 products a tile instead of 5. Q, K, V and dO are loaded by both loops.
-#
-# (c) The order of the additions is not fixed, and floating-point sums depend on it: two runs give different bits. The
-# sums must also be kept in float32, in memory, next to dQ.
-#
-# Rubric, 5 points: 2 (a); 2 (b), 1 for each; 1 (c).
-
-# %% [markdown]
-# ## 4. Where the bytes go
+# ## 2. Why it spills
 
 # %%
-Q, K, V = (torch.randn(256, 64) for _ in range(3))
-for block_q in (16, 32, 64, 128):
-    _, seen = kernel_call(kernels.flash_forward, {"Q": Q, "K": K, "V": V}, False, block_q, 32)
-    print(
-        f"block_q {block_q:>3}: loaded {sum(seen['loaded'].values()):>9,} B, stored {sum(seen['stored'].values()):,} B"
-    )
+(row,) = (row for row in table if (row.constants["blocks"], row.arch, row.num_warps) == ("64 × 64", 80, 4))
+compare(predicted_registers, row.registers, "registers")
 
 # %% [markdown]
-# (a) How do the bytes loaded depend on block_q, and why does block_k not matter for them?
+# (a) Give both numbers, and explain the gap: what else does a thread hold? If there was none, say which tiles your
+# prediction had.
 #
-# (b) A larger block_q moves fewer bytes. What keeps you from 1,024?
-
-# %% [markdown] nbgrader={"grade": true, "grade_id": "where_bytes_go", "solution": true}
-# (a) Q is loaded once; K and V once for each of the ⌈256 / block_q⌉ blocks of queries: 16 times with 16 rows, twice
-# with 128. In a block of queries every key passes once, in tiles of whatever size.
-#
-# (b) The program keeps Q's block, the accumulator (block_q · d_v float32) and a tile of scores: beyond 255 registers
-# a thread they spill, and more warps a program leave fewer programs for a multiprocessor. Also N / block_q programs a
-# head must be enough to fill the GPU.
-#
-# Rubric, 4 points: 2 (a), 1 for each; 2 (b), 1 for registers, 1 for a second reason.
-
-# %% [markdown]
-# ## 5. Why it spills
-#
-# (a) Blocks of 128 × 128, d = 64, 4 warps. How many float32 does a thread hold of the accumulator, and of one tile of
-# scores? Compare with 255.
-#
-# (b) What does the table say of the same blocks with 8 warps, and why?
-#
-# (c) sm_90 needs fewer registers for the same tiles. Where do the factors of a `wgmma` lie?
+# (b) What is it with blocks of 128 × 128 and 4 warps, and why do 8 warps help?
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "why_it_spills", "solution": true}
-# (a) 128 · 64 / 128 = 64 of the accumulator, 128 · 128 / 128 = 128 of the scores: 192, and besides them the weights
-# in float16 (64 registers, two numbers each), Q's fragments, m, l and addresses: more than 255.
+# (a) Predicted 64: 64 · 64 / 128 = 32 of the accumulator, and 32 of one tile of scores. Measured 168
+# (another kernel or another version of Triton has its own number). A thread also holds the weights in float16 for the
+# second product, its parts of Q, K and V on their way to the tensor cores, m and l, and addresses and masks.
 #
-# (b) Twice the threads hold half as much each: no stack.
+# (b) 64 of the accumulator and 128 of the scores: with all else more than the 255 that there are, and the rest goes to
+# the stack. With 8 warps twice the threads hold half as much each: no stack.
 #
-# (c) In shared memory, from which the tensor cores take them themselves; `mma` of sm_80 has both factors in
-# registers.
+# Rubric, 5 points: 3 for (a): 1 both numbers, 1 accumulator and scores with their numbers, 1 a third part of which the
+# prediction knew nothing. 2 for (b): 1 the 192 and 255, 1 the halves.
+
+# %% [markdown]
+# ## 3. Where the bytes go
 #
-# Rubric, 5 points: 2 (a); 1 (b); 2 (c).
+# N = 256, d = 64, float32, block_q = 64, block_k = 32: predict the bytes that a causal forward pass loads, as a share
+# of those without a mask, in percent.
+
+# %%
+predicted = predict(None, "%")
+
+# %%
+given = dict(zip("QKV", (torch.randn(256, 64) for _ in range(3)), strict=True))
+loaded = {}
+for causal in (False, True):
+    _, seen = kernel_call(kernels.flash_forward, given, causal, 64, 32)
+    loaded[causal] = sum(seen["loaded"].values())
+    print(f"causal {causal}: loaded {', '.join(f'{name} {n:,} bytes' for name, n in seen['loaded'].items())}")
+compare(predicted, 100 * loaded[True] / loaded[False], "%")
+
+# %% [markdown]
+# (a) Give both numbers, and explain the gap. If there was none, say which terms your prediction had.
+#
+# (b) A larger block_q moves fewer bytes without a mask. How many times is K loaded with 64 rows, and with 256? Name two
+# things that keep you from 1,024.
+
+# %% [markdown] nbgrader={"grade": true, "grade_id": "where_bytes_go", "solution": true}
+# (a) Predicted 50 %, measured 66.7 %. Tiles are loaded whole: the four blocks of queries need 2, 4, 6 and 8 of 8 tiles
+# of keys, 20 of 32 and not half, since those at the diagonal are partly hidden. And Q is loaded once in both cases:
+# (65,536 + 327,680) / (65,536 + 524,288).
+#
+# (b) Once for each of the ⌈256 / block_q⌉ blocks of queries: 4 times, and once. The program keeps Q's block, the
+# accumulator and a tile of scores: beyond 255 registers a thread they spill. And N / block_q programs a head must be
+# enough to fill the GPU.
+#
+# Rubric, 5 points: 3 for (a): 1 both numbers, 1 the tiles at the diagonal, 1 Q (without a gap: 1 for the numbers, 2 for
+# both terms). 2 for (b): 1 for 4 and 1, 1 for two reasons.

@@ -3,14 +3,13 @@
 #
 # Run the cells from top to bottom after the tasks pass. Everything here is computed by **your** functions; when you
 # change `src/ring_attention.py`, restart the kernel and run all cells again. Say the unit of every number: pairs,
-# bytes, KiB (2¹⁰), MiB (2²⁰), tokens, FLOP/s.
+# bytes, KiB (2¹⁰).
 
 # %%
 import matplotlib.pyplot as plt
 import torch
 
-from labkit.notebook import student_module
-from labkit.ranks.comm import Deadlock
+from labkit.notebook import compare, predict, student_module
 from labkit.ranks.threads import run_ranks
 
 ring = student_module("lab11")
@@ -52,6 +51,14 @@ for world_size in (2, 4, 8):
 # %% [markdown]
 # ## 1. The figure: who works when
 #
+# Without a mask a ring of 8 ranks with 4,096 tokens takes 8 steps of 512² pairs each. A causal mask hides half of all
+# pairs. Predict how long the contiguous layout takes, in such whole steps, when a step lasts as long as its slowest
+# rank.
+
+# %%
+predicted_steps = predict(None, "whole steps")
+
+# %% [markdown]
 # With `causal_work`, 4,096 tokens and 8 ranks: a picture for each layout, ranks downwards and steps to the right, each
 # cell coloured by its pairs, all three with one scale. Under each, print how long the ring takes when a step lasts as
 # long as its slowest rank, in pairs, and which share of the ranks' time is spent waiting.
@@ -59,9 +66,9 @@ for world_size in (2, 4, 8):
 # %% nbgrader={"grade": true, "grade_id": "figure_work", "solution": true}
 figure, axes = plt.subplots(1, 3, figsize=(10, 3.6), layout="constrained", sharey=True)
 ### BEGIN SOLUTION
-# Rubric, 6 points: 1 three layouts with ranks and steps the right way round; 1 one scale for all; 1 axes and colours
-# named, with pairs as the unit; 1 the sums of the steps' maxima; 1 the share of waiting; 1 all right:
-# 1,966,336, 1,048,832 and 1,050,624 pairs; 46.7 %, 0 % and 0.2 %.
+# Rubric, 5 points: 1 three layouts with ranks and steps the right way round; 1 one scale for all; 1 axes and colours
+# named, with pairs as the unit; 1 the sums of the steps' maxima; 1 the share of waiting: 1,966,336, 1,048,832 and
+# 1,050,624 pairs; 46.7 %, 0 % and 0.2 %.
 work = {layout: ring.causal_work(4096, 8, layout) for layout in LAYOUTS}
 most = max(int(each.max()) for each in work.values())
 for ax, (layout, pairs) in zip(axes, work.items(), strict=True):
@@ -76,115 +83,68 @@ plt.show()
 ### END SOLUTION
 
 # %% [markdown]
-# ## 2. The same bytes, other memory
+# ## 2. Who waits for whom
+
+# %%
+contiguous = ring.causal_work(4096, 8, "contiguous")
+compare(predicted_steps, int(contiguous.max(0).values.sum()) / 512**2, "whole steps")
+
+# %% [markdown]
+# (a) Give both numbers, and explain the gap: which rank computes how many pairs in which step, and who waits? If there
+# was none, say how you got the number of each step. What does zigzag do about it?
 #
-# (a) From the measurements: the ring and the all-gather send the same bytes. What do they not have in common, and how
-# does that grow with P?
+# (b) In zigzag a step computes half of the pairs of a block. What becomes of the smallest block, from which on sending
+# takes no extra time (`minimal_block`)?
+
+# %% [markdown] nbgrader={"grade": true, "grade_id": "who_waits_for_whom", "solution": true}
+# (a) Predicted half, 4; measured 7.5, 1.9 times that. Step 0 is half as long as without a mask: every
+# rank has its own block. But in every other step the last rank has a whole block of 512² pairs, and rank r, which has
+# nothing to do after step r, waits for it. So only half of one step is saved: 7.5 of 8. In zigzag each rank holds an
+# early and a late run of tokens and has the same pairs in each step: the half is saved.
 #
-# (b) Ulysses sends less, and the less the more ranks there are. Why? What bounds the number of its ranks?
+# (b) It is twice as large: the same bytes, for half of the arithmetic.
 #
-# (c) With H = 64 query heads on H_kv = 8 key heads, 8 ranks and two bytes a number, which of the two sends less in a
-# forward pass? Compute it, and say what has changed.
+# Rubric, 4 points: 3 for (a): 1 both numbers, 1 the last rank's whole blocks (without a gap: the pairs of step 0 and of
+# the others), 1 why zigzag has the same in each step. 1 for (b).
+
+# %% [markdown]
+# ## 3. The same bytes, other memory
+#
+# The ring again, on 8 ranks, in bfloat16. Predict how many times the bytes of the forward pass a rank sends in the
+# backward pass.
+
+# %%
+predicted = predict(None, "times")
+
+
+# %%
+def both_passes(comm, q, k, v):
+    """Forward and backward of the ring."""
+    o, lse = ring.ring_attention_forward(comm, q, k, v, causal=True)
+    return ring.ring_attention_backward(comm, o, q, k, v, o, lse, causal=True)
+
+
+halves = [tuple(x.bfloat16() for x in given) for given in shards(8)]
+forward = run_ranks(lambda comm, *given: ring.ring_attention_forward(comm, *given, causal=True), halves)
+both = run_ranks(both_passes, halves)
+forward_bytes, both_bytes = (ran.traffic[0].sent_bytes for ran in (forward, both))
+print(f"forward {forward_bytes / KIB:.0f} KiB, backward {(both_bytes - forward_bytes) / KIB:.0f} KiB")
+compare(predicted, (both_bytes - forward_bytes) / forward_bytes, "times")
+
+# %% [markdown]
+# (a) Give both numbers, and explain the gap. If there was none, say which terms your prediction had.
+#
+# (b) From the first measurements: the ring and the all-gather send the same bytes. What do they not have in common, and
+# how does that grow with P?
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "same_bytes_other_memory", "solution": true}
-# (a) What is held of what was received: two blocks in the ring, 2/P of the sequence, and P − 1 blocks in the
+# (a) Predicted 2: K and V travel again, and dK and dV are as many numbers. Measured 3.29. dK and dV are sums, sent in
+# float32, 4 bytes a number instead of 2; and they make P = 8 hops and not 7, since the last returns them to their
+# owner: (7 · 2 + 8 · 4) / (7 · 2) = 46 / 14.
+#
+# (b) What is held of what was received: two blocks in the ring, 2 / P of the sequence, and P − 1 blocks in the
 # all-gather, nearly all keys and values whatever P is. And time: the ring computes while blocks travel, the all-gather
 # waits first.
 #
-# (b) A rank sends (P − 1)/P of its own shard of q, k, v and o, which shrinks with P: 4 · N · H · d · (P − 1)/P². The
-# ring passes on every other rank's K and V, 2 · N · H_kv · d · (P − 1)/P, which does not. P must divide the heads of q
-# and of k and v.
-#
-# (c) A token's numbers, by d: the ring sends 7 · 2 · 8 = 112 blocks of one head, Ulysses 7/8 · (2 · 64 + 2 · 8) = 126,
-# and lse. The ring sends a little less: it moves keys and values alone, which grouping has made eight times fewer, and
-# Ulysses moves queries and outputs as well.
-#
-# Rubric, 5 points: 2 (a), 1 for memory, 1 for overlap; 2 (b), 1 for the shares, 1 for the bound; 1 (c).
-
-# %% [markdown]
-# ## 3. When sending is free
-
-# %%
-for name, flops, bandwidth in [
-    ("300 GB/s", 312e12, 300e9),
-    ("12.5 GB/s", 312e12, 12.5e9),
-    ("300 GB/s, three times the FLOP/s", 936e12, 300e9),
-]:
-    print(f"312 TFLOP/s over {name}: blocks of {ring.minimal_block(flops, bandwidth):,} tokens")
-
-# %% [markdown]
-# (a) Why does the width d not occur in the smallest block, nor the number of heads? What does grouping change (H_kv <
-# H)?
-#
-# (b) Causal, in zigzag, half of the pairs of a block are computed. What is the smallest block then? And in the
-# contiguous layout: which rank waits for which?
-#
-# (c) A machine three times as fast on the same link: is that a gain for sequences of 16,384 tokens on 8 ranks of the
-# first line?
-
-# %% [markdown] nbgrader={"grade": true, "grade_id": "when_sending_is_free", "solution": true}
-# (a) Both FLOPs and bytes of a block are proportional to d and to the heads: they cancel. With H_kv < H the FLOPs stay
-# and the bytes fall: the smallest block is H / H_kv times smaller.
-#
-# (b) Half of the FLOPs for the same bytes: twice as large. Contiguous: a step is as long as its slowest rank, and the
-# last rank has a whole block in every step: its transfer is hidden as without a mask, but all others wait for it.
-#
-# (c) 16,384 / 8 = 2,048 tokens on a rank: above 1,040, below 3,120. Before, the arithmetic was what lasted; now it is
-# the transfer, which has not become faster: of the factor 3 only 2,048 / 1,040 = 1.97 is left.
-#
-# Rubric, 5 points: 2 (a), 1 for cancelling, 1 for grouping; 1 (b); 2 (c), 1 for the blocks, 1 for the factor or the
-# link.
-
-# %% [markdown]
-# ## 4. Who waits for whom
-
-
-# %%
-def in_order(comm, x):
-    """Even ranks send first, odd ranks receive first."""
-    to, from_ = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
-    if comm.rank % 2:
-        (came,) = comm.send_recv((x,), None, from_).wait()
-        comm.send_recv((x,), to, None).wait()
-    else:
-        comm.send_recv((x,), to, None).wait()
-        (came,) = comm.send_recv((x,), None, from_).wait()
-    return came
-
-
-def all_send_first(comm, x):
-    """Every rank sends, then receives."""
-    to, from_ = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
-    comm.send_recv((x,), to, None).wait()
-    return comm.send_recv((x,), None, from_).wait()
-
-
-for function in (in_order, all_send_first):
-    for world_size in (3, 4):
-        try:
-            run_ranks(function, [(torch.zeros(1),)] * world_size)
-            print(f"{function.__name__}, {world_size} ranks: done")
-        except Deadlock as error:
-            print(f"{function.__name__}, {world_size} ranks: {error}")
-
-# %% [markdown]
-# (a) Explain both outcomes of `all_send_first`. Why might the same program work with small messages on a real machine?
-#
-# (b) `in_order` works with 4 ranks. Does it with 3? Which two ranks meet there that both do the same, and why is there
-# no deadlock, or is there?
-#
-# (c) In a causal ring of contiguous shards rank 0 is done after its own block. What becomes of the others if it
-# returns?
-
-# %% [markdown] nbgrader={"grade": true, "grade_id": "who_waits_for_whom", "solution": true}
-# (a) Every rank waits until the next receives, and none gets as far as receiving: a circle, whatever the number of
-# ranks. With small messages a library may put them into a buffer and let the sender go on: the program then works
-# until messages outgrow the buffer.
-#
-# (b) It does. With 3 ranks, ranks 2 and 0 are both even and both send first. Rank 1 receives from 0, so 0 goes on to
-# receive, which lets 2 go on, and so on: there is no circle as long as one rank receives first.
-#
-# (c) Rank 1 waits for the block that rank 0 should have passed on, and then all wait: a rank forwards blocks of which
-# it sees nothing.
-#
-# Rubric, 5 points: 2 (a), 1 for the circle, 1 for buffers; 2 (b), 1 for the outcome, 1 for the reason; 1 (c).
+# Rubric, 5 points: 3 for (a): 1 both numbers, 1 the float32, 1 the hop home (without a gap: all three terms). 2 for
+# (b), 1 for memory, 1 for overlap.
