@@ -78,7 +78,10 @@ def problem_lines(labs: list[Lab]) -> list[Text]:
             found.setdefault(problem, []).append(lab.label)
         if problem := unreadable(lab):
             found.setdefault(f"{problem}: uv run lab check {lab.number} writes it again", []).append(lab.label)
-    return [Text(f"{', '.join(labels)}: {problem}", style="red") for problem, labels in found.items()]
+    return [
+        Text(f"{', '.join(labels)}: {'each ' if len(labels) > 1 else ''}{problem}", style="red")
+        for problem, labels in found.items()
+    ]
 
 
 def next_lines(labs: list[Lab], known: Mapping[str, Mapping[str, StoredResult]]) -> list[Text]:

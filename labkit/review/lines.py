@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -47,14 +48,14 @@ class TaskReview:
             self.wrong[job.version] = verdict
 
     @property
-    def refusal(self) -> Verdict | None:
-        """What refuses a right version, if anything does."""
-        return next((verdict for verdict in self.right.values() if not verdict.accepted), None)
+    def refusals(self) -> list[Verdict]:
+        """What refuses right versions."""
+        return [verdict for verdict in self.right.values() if not verdict.accepted]
 
     @property
     def accepts_right(self) -> bool:
         """Whether every right version was run and accepted."""
-        return len(self.right) == self.n_right and self.refusal is None
+        return len(self.right) == self.n_right and not self.refusals
 
     @property
     def found(self) -> list[Version]:
@@ -75,10 +76,11 @@ class TaskReview:
 def review_lines(lab: Lab, review: TaskReview, shown: Collection[str] = (), *, everything: bool = False) -> list[Line]:
     """The lines of a task; of what is found, what is not in `shown`, or everything."""
     lines = [Line(f"{lab.label} · {review.task}", "bold"), *_own_lines(lab, review.own)]
-    if refusal := review.refusal:
-        lines.append(Line(f"  right versions: one of {review.n_right} is refused, by {refusal.failed}", "red"))
-        lines += [Line(f"      {line}") for line in refusal.lines]
-        lines.append(Line("      It is right, so the test asks for too much. The wrong ones wait until it passes."))
+    if refusals := review.refusals:
+        lines.append(Line(f"  right versions: {len(refusals)} of {review.n_right} refused", "red"))
+        for refusal in dict.fromkeys(refusals):
+            lines += [Line(f"    by {refusal.failed}"), *(Line(f"      {line}") for line in refusal.lines)]
+        lines.append(Line("      They are right, so the test asks for too much. The wrong ones wait until they pass."))
         return lines
     if review.n_right:
         lines.append(Line(f"  right versions: {len(review.right)} of {review.n_right} pass"))
@@ -90,7 +92,7 @@ def review_lines(lab: Lab, review: TaskReview, shown: Collection[str] = (), *, e
         lines.append(Line(f"      {review.n_wrong - len(review.wrong)} were not run"))
     new = [version for version in review.found if everything or version.name not in shown]
     for version in new:
-        lines.append(Line(f"  ✓ {version.what}", "green"))
+        lines.append(Line(f"  ✓ {version.what} ({review.wrong[version].failed})", "green"))
         if everything or len(new) <= IN_FULL:
             lines += [Line(f"      {line}", DIFF_STYLES.get(line[:1], "")) for line in version.diff]
     if not review.found:
@@ -99,14 +101,38 @@ def review_lines(lab: Lab, review: TaskReview, shown: Collection[str] = (), *, e
 
 
 def read_lines(lab: Lab, reviews: Sequence[TaskReview]) -> list[Line]:
-    """The first wrong version that is not found, whole."""
+    """The first wrong version that is not found: what its task uses of it."""
     for review in reviews:
         for version in review.left:
-            text = [line for line in version.source.splitlines() if not line.strip().startswith(MARKER)]
+            text = version.source.splitlines()
+            shown = [
+                Line(f"{number:4}  {text[number - 1]}")
+                for number in _used_lines(version.source, review.task)
+                if not text[number - 1].strip().startswith(MARKER)
+            ]
             title = f"{lab.label} · {review.task}: your tests accept this version, and it is wrong ({version.kind})."
-            numbered = [Line(f"{number:4}  {line}") for number, line in enumerate(text, 1)]
-            return [Line(title, "bold"), Line("Where is the mistake?"), Line(""), *numbered]
+            return [Line(title, "bold"), Line("Where is the mistake?"), Line(""), *shown]
     return [Line("no wrong version is left that your tests accept")]
+
+
+def _used_lines(source: str, task: str) -> Iterator[int]:
+    """The numbers of a module's lines that define a task and, however far away, what it names."""
+    statements = [node for node in ast.parse(source).body if not isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [{node.id for node in ast.walk(each) if isinstance(node, ast.Name)} for each in statements]
+    made = [{each.name} if isinstance(each, ast.FunctionDef | ast.ClassDef) else _assigned(each) for each in statements]
+    wanted, used = {task}, set[int]()
+    while new := {number for number, own in enumerate(made) if own & wanted} - used:
+        used |= new
+        wanted |= set().union(*(names[number] for number in new))
+    for number in sorted(used):
+        first, last = statements[number].lineno, statements[number].end_lineno or 0
+        decorators = getattr(statements[number], "decorator_list", [])
+        yield from range(min([first, *(each.lineno for each in decorators)]), last + 1)
+
+
+def _assigned(statement: ast.stmt) -> set[str]:
+    """The names to which a statement gives a value."""
+    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
 
 def ladder(verdicts: Mapping[Version, Verdict]) -> str:

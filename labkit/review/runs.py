@@ -141,7 +141,7 @@ def _failure_lines(result: TestResult) -> tuple[str, ...]:
     if result.state is State.NOT_STARTED:
         return ("it is not written yet",)
     text = f"{failure.error}: {failure.message}" if failure.error else failure.message or "not true"
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in text.splitlines() if line.strip() and "Use -v to get" not in line]
     return tuple(line[:LONGEST_LINE] for line in (*failure.notes, *(f"  {line}" for line in lines[:MAX_LINES])))
 
 

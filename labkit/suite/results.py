@@ -91,6 +91,7 @@ class Failure:
         message: what the failed comparison or the exception says; nothing decides by it.
         cause: the cause that was recognised, or the usual one.
         recognised: the known mistake whose values came out, where a test knows it.
+        excluded: the known mistakes whose values the test compared, where none of them came out.
         notes: what was added to the exception.
         place: where in the student's file the exception came from; None where it passed through none of its lines.
         error: the exception's class, where it was no failed comparison.
@@ -103,6 +104,7 @@ class Failure:
     message: str = ""
     cause: str = ""
     recognised: str = ""
+    excluded: tuple[str, ...] = field(default=(), compare=False)
     notes: tuple[str, ...] = ()
     place: Place | None = None
     error: str = ""

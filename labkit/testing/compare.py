@@ -187,10 +187,10 @@ def _assert_close(
         f"{name} is off by {worst:.3g}{place(at)}; rounding explains {allowed:.2g}",
         f"{got_and_expected(computed[at], reference[at])}; {share(int(wrong.sum()), error.size)} off{rows}",
     ]
-    cause = _fitting(computed, reference, allowed, worst, as_mapping(mistakes))
+    cause, excluded = _fitting(computed, reference, allowed, worst, as_mapping(mistakes))
     rows_are_off = bool(rows) or (error.ndim > 0 and bool(wrong.all()))
     unwritten = rows_are_off and _looks_unwritten(computed[wrong], reference, largest)
-    _fail_with(lines, cause, hint, NOT_WRITTEN if unwritten else "")
+    _fail_with(lines, cause, hint, NOT_WRITTEN if unwritten else "", excluded=excluded)
 
 
 def assert_equal(name: str, got: Any, want: Any, *, mistakes: Mistakes | None = None, hint: str = "") -> None:
@@ -281,12 +281,20 @@ class WrongValue(AssertionError):
 
     `own_hint` is the line of the message with what the test itself takes for the usual cause. Where a task's
     tests marked `basic` fail too, it is not shown: the cause is more general than what this test looks for.
-    `recognised` is the known mistake whose values these are.
+    `recognised` is the known mistake whose values these are; `excluded` are those whose values these are not.
     """
 
-    def __init__(self, message: str, own_hint: str = "", *, is_nan: bool = False, recognised: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        own_hint: str = "",
+        *,
+        is_nan: bool = False,
+        recognised: str = "",
+        excluded: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(message)
-        self.own_hint, self.is_nan, self.recognised = own_hint, is_nan, recognised
+        self.own_hint, self.is_nan, self.recognised, self.excluded = own_hint, is_nan, recognised, excluded
 
 
 @contextlib.contextmanager
@@ -532,8 +540,11 @@ def _not_a_number(computed: npt.NDArray, reference: npt.NDArray, allowed: float,
 
 def _fitting(
     computed: npt.NDArray, reference: npt.NDArray, allowed: float, worst: float, mistakes: Mapping[str, Any]
-) -> str:
-    """The known mistakes that fit: near compared with the error, and no other one with other values as near."""
+) -> tuple[str, tuple[str, ...]]:
+    """The known mistakes that fit: near compared with the error, and no other one with other values as near.
+
+    And, where none does, those whose values were compared and differ.
+    """
     near = min(max(NEAR * allowed, 1e-3 * worst), NEAR_SHARE * worst)
     made: list[tuple[float, str, npt.NDArray]] = []
     for text, value in mistakes.items():
@@ -543,10 +554,10 @@ def _fitting(
             made.append((_apart(computed, mistake), text, mistake))
     nearest, cause, found = min(made, key=lambda each: each[0], default=(np.inf, "", reference))
     if nearest > near:
-        return ""
+        return "", tuple(text for _, text, _ in made)
     rivals = {text: mistake for distance, text, mistake in made if distance <= RIVALS * nearest}
     alike = all(_apart(mistake, found) <= 2 * allowed for mistake in rivals.values())
-    return _either([cause, *(text for text in rivals if text != cause)]) if alike else ""
+    return _either([cause, *(text for text in rivals if text != cause)]) if alike else "", ()
 
 
 def _either(causes: Sequence[str]) -> str:
@@ -593,7 +604,13 @@ def _each(kinds: type | tuple[type, ...]) -> tuple[type, ...]:
 
 
 def _fail_with(
-    lines: Sequence[str], cause: str = "", hint: str = "", usual: str = "", *, is_nan: bool = False
+    lines: Sequence[str],
+    cause: str = "",
+    hint: str = "",
+    usual: str = "",
+    *,
+    is_nan: bool = False,
+    excluded: tuple[str, ...] = (),
 ) -> NoReturn:
     """Fail with `lines` and the known mistake that fits, or else the test's own hint, or else what is usual."""
     __tracebackhide__ = True
@@ -601,7 +618,7 @@ def _fail_with(
         message = "\n".join([*lines, f"That is exactly what comes out when {cause}"])
         raise WrongValue(message, is_nan=is_nan, recognised=cause)
     hints = [f"Usual cause: {text}" for text in (hint or usual,) if text]
-    raise WrongValue("\n".join([*lines, *hints]), hints[0] if hint else "", is_nan=is_nan)
+    raise WrongValue("\n".join([*lines, *hints]), hints[0] if hint else "", is_nan=is_nan, excluded=excluded)
 
 
 def _fail(message: str) -> Any:

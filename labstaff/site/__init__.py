@@ -86,7 +86,7 @@ def _gather(root: Path, source: Path, for_instructors: Mapping[str, str], labs: 
     shutil.copytree(root / "docs", source / "docs")
     (source / "docs" / "_static").mkdir(exist_ok=True)
     for lab in labs:
-        unwanted = shutil.ignore_patterns("results", "__pycache__", ".*")
+        unwanted = shutil.ignore_patterns("__pycache__", ".*")
         shutil.copytree(lab.folder, source / "labs" / lab.folder.name, ignore=unwanted)
     if not for_instructors:
         for name in INSTRUCTORS_PAGES:

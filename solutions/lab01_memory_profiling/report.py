@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from labkit.meters.arrays import measure_arrays
-from labkit.notebook import student_module
+from labkit.notebook import compare, predict, student_module
 
 profiling = student_module("lab01")
 
@@ -58,113 +58,7 @@ plt.show()
 ### END SOLUTION
 
 # %% [markdown]
-# ## 2. Which array is it, and why the square?
-#
-# The cell below doubles N again and again and prints by what the *total* grows each time.
-
-# %%
-for n in (32, 64, 128, 512, 2048, 8192, 2**20):
-    smaller, larger = (profiling.estimate_attention_memory(length, 64)["total_memory"] for length in (n, 2 * n))
-    print(f"N = {n:9,} → {2 * n:9,}: total × {larger / smaller:.4f}")
-
-# %% [markdown]
-# (a) Which array makes the total grow, and why does it have the shape it has: what does one element of it stand for?
-#
-# (b) The factors printed above are not 4. Explain the smallest and the largest with the shapes, and compute the
-# factor from N = 64 to N = 128 by hand.
-
-# %% [markdown] nbgrader={"grade": true, "grade_id": "why_quadratic", "solution": true}
-# (a) The weights. Each element says how much one query takes from one key; there are N queries and N keys, and every
-# pair needs its own number, so N² elements. All others have one row of d numbers per token.
-#
-# (b) In elements the total is 4·N·d + N² (Q, K, V and the output are N·d each). A doubling multiplies the first term
-# by 2 and the second by 4, so the factor is between: near 2 where 4d is large against N, near 4 where N is large
-# against 4d = 256. At N = 64: 4·64·64 + 64² = 20,480; at 128: 4·128·64 + 128² = 49,152; the factor is 2.4.
-#
-# Rubric, 4 points: 1 names the weights; 1 one number per pair of query and key; 1 a sum of a linear and a quadratic
-# term whose factors are 2 and 4; 1 the factor 2.4 with its two totals.
-
-# %% [markdown]
-# ## 3. What is alive at the peak?
-#
-# `total_memory` adds up arrays that exist when attention is done. The next cell measures how many bytes your
-# `standard_attention` has allocated at its worst moment (inputs not counted), in units of one N × N array.
-
-# %%
-n = 1024
-rng = np.random.default_rng(0)
-Q, K, V = (rng.standard_normal((n, 64)).astype(np.float32) for _ in range(3))
-matrix_bytes = n * n * 4
-peak_bytes = measure_arrays(profiling.standard_attention, Q, K, V).peak_bytes
-print(f"peak: {peak_bytes:,} bytes = {peak_bytes / matrix_bytes:.3f} arrays of N × N")
-
-# %% [markdown]
-# (a) Which number do you get? Name the line of your code at which the peak is reached and the N × N arrays that are
-# alive there.
-#
-# (b) Change your function so that the peak falls by at least one N × N array, with the tests still passing. (When it
-# is at its lowest already: go the other way.) Give the change, the number before and the number after.
-#
-# (c) What is the smallest number this function can reach, and what in its signature forbids a smaller one?
-
-# %% [markdown] nbgrader={"grade": true, "grade_id": "alive_at_once", "solution": true}
-# (The numbers belong to the course's own solution; each student has their own.)
-#
-# (a) 3.065. The peak is in the last lines: the scores, the exponentials and the quotient of the division are alive
-# together, because `logits` and `powers` keep their names to the end of the function. The 0.065 is the output,
-# 64/1024 of an N × N array, and columns of N numbers.
-#
-# (b) Divide into the array that is already there (`powers /= …`) and return it. No quotient is made, but the step
-# before, `np.exp(logits - …)`, still has scores, difference and exponentials at once: 3.001. So one more: write the
-# difference over the scores (`logits -= …`) and the exponentials over the difference (`np.exp(logits, out=logits)`).
-# Then one array is alive from the product on: 1.065.
-#
-# (c) About 1: the weights are part of the result, so one N × N array must exist at the end, whatever happens before.
-# Only a function that does not return them can stay below.
-#
-# Rubric, 6 points: 2 the number and the right arrays for the code handed in (a list that does not add up to the
-# number: 1); 2 a change that saves an array, before and after measured; 1 the number 1; 1 the returned weights as the
-# reason.
-
-# %% [markdown]
-# ## 4. The longest context that fits
-#
-# A GPU has 24 GiB of memory. Your attention runs on it as it is: the inputs and everything alive at your peak must
-# fit. d = 64, float32. Let c be the number that you measured in question 3, rounded to a whole number of N × N
-# arrays. Show the equation that you solve.
-#
-# (a) How long may one sequence with one head be?
-#
-# (b) How long with 32 heads computed at once?
-#
-# (c) You get a GPU with twice the memory. And instead: you go from 4 bytes an element to 2. By what factor does the
-# longest context grow in each case?
-#
-# (d) How much memory would the sequence of 1,048,576 tokens need for *one* N × N array of one head, in float32?
-
-# %%
-# Room for your arithmetic.
-
-# %% [markdown] nbgrader={"grade": true, "grade_id": "longest_context", "solution": true}
-# With c = 3: 3·N²·4 + 4·N·64·4 ≤ 24·2³⁰ bytes (Q, K, V and the output are the second term).
-#
-# (a) 12 N² + 1024 N ≤ 25,769,803,776 gives N = 46,298. Without the linear term it is √(24·2³⁰/12) = 46,340; the
-# inputs hardly matter.
-#
-# (b) Each head may take 24/32 GiB: 12 N² + 1024 N ≤ 805,306,368, so N = 8,149. That is about √32 = 5.7 times shorter,
-# not 32 times.
-#
-# (c) √2 = 1.41 in both cases: N² times bytes is what must fit, so twice the memory or half the bytes only buys the
-# root of 2.
-#
-# (d) 2²⁰ · 2²⁰ · 4 = 2⁴² bytes = 4 TiB (4.4 TB).
-#
-# Rubric, 6 points: 1 an equation with c·N² and the bytes of an element; 1 (a) right for the student's c (c = 1:
-# 80,136; 2: 56,691; 4: 40,100; 1 % off is right); 1 (b) right (c = 1: 14,061; 2: 9,969; 4: 7,062); 2 the factor √2 in
-# both cases of (c); 1 (d) with its unit. For float16 in (c), c is taken to stay the same.
-
-# %% [markdown]
-# ## 5. Two numbers that are wrong
+# ## 2. Two numbers that are wrong
 #
 # A notebook on linear attention compares three kinds of attention for 4 sequences, 8 heads, N = 8192, d = 64,
 # float16. It says: the scores of standard attention take **4.3 GB**; the state of bidirectional linear attention, one
@@ -189,3 +83,48 @@ print(f"peak: {peak_bytes:,} bytes = {peak_bytes / matrix_bytes:.3f} arrays of N
 #
 # Rubric, 4 points: 1 the three sizes with their units; 1 which are wrong; 1 bits taken for bytes, from the factor 8;
 # 1 "no, half", with d² > N.
+
+# %% [markdown]
+# ## 3. What is alive at the peak?
+#
+# `total_memory` adds up arrays that exist when attention is done. How many bytes has your `standard_attention`
+# allocated at its worst moment, at N = 1024, d = 64 and float32, the inputs not counted? One N × N array is 4 MiB. Read
+# your code, type your prediction in place of `None`, and run this cell before the next one. A wrong prediction costs
+# nothing.
+
+# %%
+predicted = predict(None, "MiB")
+
+# %%
+Q, K, V = (np.random.default_rng(seed).standard_normal((1024, 64), dtype=np.float32) for seed in range(3))
+peak_bytes = measure_arrays(profiling.standard_attention, Q, K, V).peak_bytes
+compare(predicted, round(peak_bytes / 2**20, 2), "MiB")
+
+# %% [markdown]
+# (a) Name the line of your code at which the peak is reached, and the arrays that are alive there, with their MiB.
+# Explain the gap to your prediction; if there was none, say which terms your prediction had.
+#
+# (b) Change your function so that the peak falls by at least one N × N array, with the tests still passing. (When it
+# is at its lowest already: go the other way.) Give the change, the number before and the number after.
+#
+# (c) What is the smallest number this function can reach, and what in its signature forbids a smaller one?
+
+# %% [markdown] nbgrader={"grade": true, "grade_id": "alive_at_once", "solution": true}
+# (The numbers belong to the course's own solution; each student has their own.)
+#
+# (a) 12.26 MiB. The peak is in the last lines: the scores, the exponentials and the quotient of the division are alive
+# together, 4 MiB each, because `logits` and `powers` keep their names to the end of the function. The rest is the
+# output, 0.25 MiB, and columns of N numbers. Predicted 4.25 MiB, the arrays that are returned: scores and exponentials
+# were forgotten.
+#
+# (b) Divide into the array that is already there (`powers /= …`) and return it. No quotient is made, but the step
+# before, `np.exp(logits - …)`, still has scores, difference and exponentials at once: 12.00. So one more: write the
+# difference over the scores (`logits -= …`) and the exponentials over the difference (`np.exp(logits, out=logits)`).
+# Then one N × N array is alive from the product on: 4.26.
+#
+# (c) About 4 MiB, or 4.25 with the output: the weights are part of the result, so one N × N array must exist at the
+# end, whatever happens before. Only a function that does not return them can stay below.
+#
+# Rubric, 6 points: 2 the right arrays for the code handed in (a list that does not add up to the number: 1); 1 the gap
+# as an array that the prediction lacked or had too much (no gap: its terms); 2 a change that saves an array, before and
+# after measured; 1 the smallest number, with the returned weights as the reason.

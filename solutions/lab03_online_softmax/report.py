@@ -2,14 +2,18 @@
 """
 # Lab 03: Online softmax
 
-One figure from your own functions, four answers. Say how you came to each number.
+One figure from your own functions and two predictions. Type a prediction in place of `None` and run its cell before the
+next one. A wrong prediction costs nothing: the points are for explaining the gap.
 """
 
 # %%
+from functools import reduce
+
 import matplotlib.pyplot as plt
 import numpy as np
 
-from labkit.notebook import student_module
+from labkit.meters.arrays import measure_arrays
+from labkit.notebook import compare, predict, student_module
 from labkit.testing.attention.reference import random_qkv
 
 lab = student_module("lab03")
@@ -44,81 +48,91 @@ print(f"the maximum moved at blocks {[int(n) for n in seen[moved]]}")
 ### END SOLUTION
 
 # %% [markdown]
-# ## 2. One row by hand
+# ## 2. Half the bytes per number
 #
-# The scores of a row come in the blocks [0, ln 2], [ln 4], [0, ln 3]; the values are [1, 2], [3], [4, 5]. Write down
-# (m, l, o) after each block, as fractions, and the output. What would the output be if o were not rescaled?
+# Keys and values exist before the call, in blocks of 2048 with d = d_v = 128. So the peak counts only what your
+# `online_attention` makes. The next cell measures it in float32.
 
-# %% [markdown] nbgrader={"grade": true, "grade_id": "by_hand", "solution": true}
-# | after block | m | l | o |
-# |---|---|---|---|
-# | 1 | ln 2 | 1/2 + 1 = 3/2 | 1/2·1 + 1·2 = 5/2 |
-# | 2 | ln 4 | 3/2 · 1/2 + 1 = 7/4 | 5/2 · 1/2 + 3 = 17/4 |
-# | 3 | ln 4 | 7/4 + 1/4 + 3/4 = 11/4 | 17/4 + 1/4·4 + 3/4·5 = 9 |
-#
-# Output 9 / (11/4) = 36/11 = 3.2727. Check: weights 1, 2, 4, 1, 3 over 11, times 1…5: (1 + 4 + 12 + 4 + 15)/11 = 36/11.
-# Without rescaling o: 5/2 + 3 + 1 + 15/4 = 41/4, divided by 11/4: 41/11 = 3.7273.
-#
-# *Rubric (4): 1 for each state after blocks 2 and 3; 1 for 36/11; 1 for 41/11 (o alone not rescaled; an answer that
-# rescales neither must say so: l would be 3/2 + 1 + 1 = 7/2 and the output 41/14 = 2.9286).*
+# %%
+keys, values = (np.random.default_rng(seed).standard_normal((16_384, 128), dtype=np.float32) for seed in (1, 2))
 
-# %% [markdown]
-# ## 3. Why softmax must keep N numbers and attention need not
-#
-# `online_softmax` keeps an array of N numbers until the end; `online_attention` sees the same scores and keeps d_v + 2.
-# (a) Why can the first weight of a softmax not be given out before the last block has come? Give two rows that begin
-# alike and whose first weights differ. (b) What of attention's formula makes the N numbers unnecessary? (c) Would it
-# still work if the output were Σ w[j]²·v[j]? And if it were v at the position of the median weight?
 
-# %% [markdown] nbgrader={"grade": true, "grade_id": "what_must_be_kept", "solution": true}
-# (a) Every weight is divided by the sum over the whole row. [0, 0] has a first weight of 1/2, [0, 0, 10] one of
-# 4.5·10⁻⁵, though both begin alike. So N exponentials wait for one factor (or the scores are read a second time).
-#
-# (b) The output is linear in the weights: a sum of exp(s − m)·v divided by a sum of exp(s − m). The factor that is
-# still unknown is the same for all terms, so it can be taken out of the sum, and the sum, d_v numbers, is all that
-# must wait.
-#
-# (c) Yes: Σ exp(2(s − m))·v over l². Carry o₂ = Σ exp(2(s − m))·v, rescale it by the square of the factor, divide by
-# l². No for the median: which position it is depends on all weights at once, and no state of fixed size tells it.
-#
-# *Rubric (6): (a) 1 for the normaliser, 1 for a pair of rows; (b) 2 for linearity and the common factor; (c) 1 for the
-# squares with the factor squared, 1 for the median.*
+def peak_kib(dtype):
+    """The peak of online_attention in KiB, without its arguments."""
+    K, V = keys.astype(dtype), values.astype(dtype)
+    return measure_arrays(lab.online_attention, K[0], np.split(K, 8), np.split(V, 8)).peak_bytes / 1024
+
+
+print(f"float32: {peak_kib(np.float32):,.1f} KiB")
 
 # %% [markdown]
-# ## 4. Where each form breaks in float16
+# Now everything is float16. Predict the peak.
+
+# %%
+predicted = predict(None, "KiB")
+
+# %%
+compare(predicted, round(peak_kib(np.float16), 1), "KiB")
+
+# %% [markdown]
+# (a) Name the arrays that are alive at the peak, in float32 and in float16, with shape, dtype and KiB. They must add up
+# to the two numbers within 4 KiB. (b) Explain the gap between prediction and measurement; if there was none, say which
+# terms your prediction had. (c) Change your function so that one of the two peaks falls, with the tests still passing.
+# Give the change and the numbers before and after.
+
+# %% [markdown] nbgrader={"grade": true, "grade_id": "peak_in_half_precision", "solution": true}
+# (The numbers belong to the course's own solution; each student has their own.)
 #
-# The largest finite float16 is 65,504 and the smallest positive one 2⁻²⁴. For a row of scores x in float16, say (a)
-# above which score the naive form exp(x) / Σ exp(x) gives NaN, whatever else is in the row; (b) below which it gives
-# 0/0 when all scores lie below; (c) why the safe form does neither; (d) from how many equal scores on a sum l kept in
-# float16 is wrong by half, when the ones are added one at a time.
+# (a) float32, 34.5 KiB: four arrays of 2048 numbers, 8 KiB each: the block's scores, scores − m, exp(scores − m), and
+# the exponentials of the block before, which still have a name. The query and the sums o are 0.5 KiB each. float16,
+# 1,051.1 KiB: a float32 copy of the block of keys, 2048 · 128 · 4 bytes = 1024 KiB, and three arrays of 8 KiB in
+# float32: the new scores, and scores and exponentials of the block before.
+#
+# (b) Predicted 17.3 KiB, half of float32's; measured 61 times that. The inputs are half as large, but the function
+# computes in float32, so it makes a copy of each block. In float32 the block itself could be used.
+#
+# (c) Multiply 256 keys of a block at a time: the copy is then 128 KiB. (Or: multiply in float16 and convert only the
+# scores, 8 KiB. The products are then rounded to float16.) Deleting the old exponentials before the new ones are made
+# saves 8 KiB in float32.
+#
+# *Rubric (6): (a) 2, one for each dtype, if the list adds up to the number for the code handed in; (b) 2 for the array
+# that the prediction lacked or had too much, with its bytes (no gap: its terms); (c) 2 for the change with both
+# numbers. Code that never copies to float32 has a small gap: the same points.*
+
+# %% [markdown]
+# ## 3. One at a time, or in pairs
+#
+# 4096 keys have equal scores. Each key has the state (0, 1, [1]), in float16. The next cell but one merges them with
+# your `merge_states`, one after the other. Predict l.
+
+# %%
+predicted = predict(None, "keys")
+
+# %%
+key = np.float16(0), np.float16(1), np.ones(1, np.float16)
+compare(predicted, float(reduce(lab.merge_states, [key] * 4096)[1]), "keys")
+
+states = [key] * 4096
+while len(states) > 1:
+    states = [lab.merge_states(a, b) for a, b in zip(states[::2], states[1::2], strict=True)]
+print(f"merged in pairs: {float(states[0][1]):,g} keys")
+
+# %% [markdown]
+# (a) Explain the gap; if there was none, say what your prediction took into account. (b) Merging is associative, so why
+# do the two orders differ, and why is the second one right here? (c) Sums in float32 reach the same limit: at how many
+# equal scores? (d) A limit of another kind: above which score does exp(x) / Σ exp(x) in float16 give NaN, and why does
+# the safe form not?
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "half_precision", "solution": true}
-# (a) ln 65,504 = 11.09: exp of a score above it is inf, and inf/inf is NaN. (b) exp(x) rounds to 0 below half of 2⁻²⁴:
-# x < −25 ln 2 = −17.33. (c) Its largest argument is 0, so no exp exceeds 1, and the largest exp *is* 1, so l ≥ 1. What
-# underflows is less than 2⁻²⁴ of the largest. (d) float16 has 11 significant bits: 2048 + 1 rounds to 2048. The sum
-# stops there, and is half of what it should be at 4096 equal scores. (Hence l is kept in float32, whatever the scores
-# are.)
+# (a) Predicted 4096, measured 2048. float16 has 11 significant bits, so above 2048 it has only even numbers: 2048 + 1
+# rounds to 2048, and the sum stops there.
 #
-# *Rubric (4): 1 each. (a) 11 or 11.1 will do; (b) −16.6 (the smallest positive number itself) will do; (d) 4096, with
-# 2048 as the place where the sum stops.*
-
-# %% [markdown]
-# ## 5. What associativity buys
+# (b) Associative is the exact sum; each merge rounds. In pairs, two equal powers of two meet in each round, and their
+# sum is a power of two, which float16 has.
 #
-# One query attends to 65,536 keys, which lie on 8 devices, 8192 on each. (a) What does each device compute, and how
-# many numbers does it send, with d_v = 128? Compare with sending its keys and values (d = 128). (b) Which property of
-# `merge_states` allows the devices' results to be put together pair by pair, in three rounds? Which allows them in the
-# order in which they arrive? (c) What is the identity needed for? (d) One device's keys are all masked. What does it
-# send, and what happens to the result?
-
-# %% [markdown] nbgrader={"grade": true, "grade_id": "any_order", "solution": true}
-# (a) Each runs online attention over its own 8192 keys, without the division at the end, and sends (m, l, o): 130
-# numbers. Keys and values would be 8192 · 256 = 2,097,152 numbers, 16,132 times as many.
+# (c) float32 has 24 significant bits: 2²⁴ = 16,777,216.
 #
-# (b) Associativity: any bracketing, so a tree of depth log₂ 8 = 3. For the order of arrival, commutativity as well.
+# (d) Above ln 65,504 = 11.09: exp(x) is inf, and inf/inf is NaN. In the safe form the largest argument of exp is 0.
 #
-# (c) A start for loops, and what a device without keys (an empty or masked shard) has to contribute.
-#
-# (d) (−inf, 0, 0), and the result does not change. It must be handled: −inf − (−inf) is NaN when two such states meet.
-#
-# *Rubric (6): (a) 1 for the state without division, 1 for both counts; (b) 1 + 1; (c) 1; (d) 1.*
+# *Rubric (4): 1 each. (a) the significant bits, or that 2049 does not exist; (b) that each merge rounds; (c) 2²⁴;
+# (d) 11 or 11.1 with the reason.*

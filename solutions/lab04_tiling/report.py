@@ -2,14 +2,15 @@
 """
 # Lab 04: Tiling
 
-One figure from your own functions, four answers. Say how you came to each number.
+One figure from your own functions and two predictions. Type a prediction in place of `None` and run its cell before the
+next one. A wrong prediction costs nothing: the points are for explaining the gap.
 """
 
 # %%
 import matplotlib.pyplot as plt
 import numpy as np
 
-from labkit.notebook import student_module
+from labkit.notebook import compare, predict, student_module
 from labkit.simulated_memory import Machine
 
 lab = student_module("lab04")
@@ -38,9 +39,9 @@ def bytes_moved(function, sram_bytes, blocks):
 
 # %% nbgrader={"grade": true, "grade_id": "figure_traffic", "solution": true}
 ### BEGIN SOLUTION
-# Rubric: 2 points for both curves from counted bytes; 1 for logarithmic axes with units; 1 for the
-# line of slope −1; 1 for the floor at 4·N·d·4 B = 128 KiB; 1 for saying that the curve bends towards the floor as
-# T_q nears 1 (and moves in steps, because T_q is a whole number).
+# Rubric (5): 2 points for both curves from counted bytes; 1 for logarithmic axes with units; 1 for the line of slope −1
+# and the floor at 4·N·d·4 B = 128 KiB; 1 for saying that the curve bends towards the floor as T_q nears 1 (and moves in
+# steps, because T_q is a whole number).
 moved = {"tiled": [], "naive": []}
 for sram_bytes in sram_sizes:
     blocks = lab.choose_blocks(sram_bytes, d)
@@ -58,82 +59,84 @@ print("Every row block reads K and V again; at 128 KiB two are left, and Q, K, V
 ### END SOLUTION
 
 # %% [markdown]
-# ## 2. Bytes by hand
+# ## 2. Twice the width
 #
-# N = 1024, d = d_v = 64, float16, blocks of 128 × 64. (a) How many bytes does tiled attention move with queries in the
-# outer loop? (b) How many with keys in the outer loop, if the state is kept in float16 too, the first visit starts it
-# in SRAM, and the last one stores the output alone? (c) How many does standard attention in three passes move?
-# (d) `block_q` is doubled: what changes in (a), (b) and (c)?
+# SRAM has 16 KiB, N = 512, and blocks are those of your `choose_blocks`. The next cell counts the traffic of your
+# `tiled_traffic` with d = 16.
 
-# %% [markdown] nbgrader={"grade": true, "grade_id": "by_hand", "solution": true}
-# T_q = 8, T_k = 16, N·d = 65,536 elements.
-#
-# (a) Q 1 + K and V 8·2 + O 1 = 18 N·d = 1,179,648 elements = 2,359,296 B (2.25 MiB).
-#
-# (b) K, V 2 N·d + Q 16 N·d + state loaded 15·1024·66 + stored 15·1024·66 + O 1 N·d
-# = 19 · 65,536 + 2 · 1,013,760 = 3,272,704 elements = 6,545,408 B (6.24 MiB).
-#
-# (c) Q 1 + K and V 16 + O 1 = 18 N·d, and 4 N² = 4,194,304: 5,373,952 elements = 10,747,904 B (10.25 MiB).
-#
-# (d) T_q = 4. (a) 10 N·d = 1,310,720 B. (b) nothing: it depends on block_k alone. (c) 10 N·d + 4 N² = 9,699,328 B:
-# a tenth less, since the matrix dominates.
-#
-# *Rubric (6): 2 for (a), 1 for (b), 1 for (c), 2 for (d) with all three. Half for the right elements in wrong bytes.*
+
+# %%
+def blocks_and_kib(d, function):
+    """The blocks for 16 KiB of SRAM, and the KiB that one run with them moves."""
+    blocks, machine = lab.choose_blocks(16_384, d), Machine(16_384)
+    function(machine, *(np.ones((512, d), np.float32) for _ in "QKV"), *blocks)
+    return blocks, machine.traffic / 1024
+
+
+blocks, kib = blocks_and_kib(16, lab.tiled_traffic)
+print(f"d = 16: blocks of {blocks[0]} × {blocks[1]}, {kib:,.0f} KiB")
 
 # %% [markdown]
-# ## 3. Which of the two block sizes counts
-#
-# Your `choose_blocks` gives one block size most of SRAM. (a) Which, and why, in your order of the loops? (b) For the
-# product of two large square matrices the best tiles are square, with a side of about √(M/3). Why is attention
-# different? What happens to your tiles when d grows to √M?
+# Queries, keys, values and output become twice as wide: d = 32. Predict the traffic.
 
-# %% [markdown] nbgrader={"grade": true, "grade_id": "which_block", "solution": true}
-# (a) With queries outside the traffic is 2 N·d (1 + T_q): only T_q = N/block_q appears. block_k decides how K and V are
-# cut, not how often they are read, so it is as small as convenience allows. (With keys outside it is the other way
-# round: T_k = N/block_k.)
-#
-# (b) In a square product both operands are cut along the inner dimension too, and the result must be revisited; the
-# reuse of one operand is the tile's height, of the other its width, so a square is best. In attention the inner
-# dimension of the first product is d, which fits into SRAM whole, and the result of the first product is used at once:
-# nothing but reuse of K and V is at stake, and that is block_q. About block_q · 3d fits, so block_q ≈ M/(3d). At
-# d = √M that is √M/3: the tile is as high as in the square product, and the advantage over standard attention is gone.
-#
-# *Rubric (4): (a) 2, with the formula or the count; (b) 1 for d being short (or the fused second product), 1 for
-# block_q ≈ M/(c·d) reaching the order of √M or d, where tiling stops paying.*
+# %%
+predicted = predict(None, "KiB")
+
+# %%
+blocks, kib = blocks_and_kib(32, lab.tiled_traffic)
+print(f"d = 32: blocks of {blocks[0]} × {blocks[1]}")
+compare(predicted, kib, "KiB")
+for d in (16, 32):
+    print(f"standard attention, d = {d}: {blocks_and_kib(d, lab.naive_traffic)[1]:,.0f} KiB")
 
 # %% [markdown]
-# ## 4. Fewer bytes here, how much faster there?
-#
-# On the machine, tiled attention moves 116 MiB and standard attention 336 MiB (N = 4096, d = 64, float32, 64 KiB). In
-# NumPy on a laptop the plain tiled form, with blocks of 64 × 64, is *slower* than standard attention written in place.
-# Name two reasons for which bytes counted on the machine do not become time saved in NumPy, and two changes that make
-# tiled NumPy faster.
+# (a) Write the traffic as a formula in N, d and the number of blocks in your outer loop, and check it against both
+# measured numbers. (b) Explain the gap between prediction and measurement; if there was none, say which terms your
+# prediction had. The law N²d²/M says 4 times: which terms make it less? (c) Why does the traffic of standard attention
+# hardly grow, and what does that say about large d?
 
-# %% [markdown] nbgrader={"grade": true, "grade_id": "not_the_speed", "solution": true}
-# Reasons: the machine charges nothing for arithmetic, NumPy pays for each pass over a tile, and the exponentials, the
-# same number in both, take a large part; 4096 tiles are tens of thousands of calls, each with a cost of its own; small
-# matrix products use BLAS badly; a CPU's caches hold megabytes, so 64 × 64 is far below what fits.
+# %% [markdown] nbgrader={"grade": true, "grade_id": "twice_the_width", "solution": true}
+# (The numbers belong to the course's own solution, with queries outside.)
 #
-# Changes: larger blocks (256 × 512: fewer calls, better products); results into buffers that exist (`matmul(out=)`,
-# subtraction and exp in place); scaling Q once instead of every tile of scores; leaving out the maximum when |q||k|
-# bounds every score.
+# (a) Q and the output once, K and V T_q times: 2·N·d·(1 + T_q) elements. Blocks of 57 queries: T_q = 9, and
+# 2·512·16·10·4 B = 640 KiB. Blocks of 31: T_q = 17, and 2·512·32·18·4 B = 2,304 KiB.
 #
-# *Rubric (4): 1 for each reason and each change. "Python is slow" alone is not a reason.*
+# (b) Predicted 1,280 KiB, twice as many bytes in each array; measured 3.6 times 640. Wider rows leave space for about
+# half as many queries, so K and V are also read nearly twice as often. It is less than 4 because Q and the output are
+# moved once, whatever the blocks are (1 of 10 parts, which only doubles), and because T_q goes from 9 to 17, not to 18:
+# the last block of queries is not full in either case.
+#
+# (c) Its 4·N² elements of scores and weights, 4,096 KiB, do not depend on d. What grows is the same as in tiles, 640
+# and 2,304 KiB. So at large d, of the order of √M elements, tiles save little.
+#
+# *Rubric (5): (a) 2, the formula 1 and both numbers 1; (b) 2, one for smaller blocks of queries (or whatever the
+# prediction lacked; no gap: its terms), one for a term that makes it less than 4; (c) 1. With keys outside: K and V
+# once, Q T_k times, and the state.*
 
 # %% [markdown]
-# ## 5. What skipping saves
+# ## 3. What skipping saves
 #
-# (a) Derive the share of tiles that causal attention visits, for square blocks of b that divide N = N_q = N_k. (b) What
-# is it for N = 4096 and b = 128, b = 1024, b = 4096? (c) For N_q = 1024 and N_k = 4096, blocks of 128 × 64? Check
-# with `count_tiles`. (d) Of the entries in visited tiles, how many are computed for nothing at N = 4096, b = 128?
+# 1024 queries and 4096 keys in blocks of 128 × 64 are 512 tiles. Predict how many are left with `causal=True`.
+
+# %%
+predicted = predict(None, "tiles")
+
+# %%
+compare(predicted, lab.count_tiles(1024, 4096, 128, 64, causal=True), "tiles")
+
+# %% [markdown]
+# (a) Explain the gap; if there was none, write down your sum. (b) Derive the share of tiles that is left for square
+# blocks of b that divide N = N_q = N_k. For which b does skipping save nothing? (c) How many of the entries in the
+# tiles left are computed for nothing at N = 4096 and b = 128?
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "causal_share", "solution": true}
-# (a) Row I (from 0) of n = N/b visits I + 1 tiles: n(n + 1)/2 of n², a share of (1 + b/N)/2. (b) 0.5156, 0.625, 1.
+# (a) Predicted 256, half; measured 72. Block I of queries (from 0) ends at query 128·(I + 1) − 1 and visits 2·(I + 1)
+# tiles of 64 keys: 2·(1 + … + 8) = 72. No query sees the keys from 1024 on: three quarters of the tiles. Of the other
+# 128 a little more than half are left.
 #
-# (c) Row I ends at query 128(I + 1) − 1 and visits 2(I + 1) tiles of 64 keys: 2·36 = 72 of 8·64 = 512: 0.1406. Keys
-# from 1024 on are seen by no query.
+# (b) Row I of n = N/b visits I + 1 tiles: n(n + 1)/2 of n², a share of (1 + b/N)/2. It is 1 for b = N.
 #
-# (d) 32 tiles on the diagonal with 128·127/2 = 8128 hidden entries each: 260,096, of 528 · 16,384 = 8,650,752 computed,
+# (c) 32 tiles on the diagonal with 128·127/2 = 8128 hidden entries each: 260,096, of 528 · 16,384 = 8,650,752 computed,
 # 3.0 %.
 #
-# *Rubric (4): 1 each.*
+# *Rubric (4): (a) 2, one for the keys that no query sees, one for the sum (or the tiles on the diagonal); (b) 1; (c) 1.*

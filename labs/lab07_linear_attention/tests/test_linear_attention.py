@@ -67,7 +67,7 @@ from .support import (
 )
 
 every_shape = pytest.mark.parametrize("row", SHAPES)
-chunks = pytest.mark.parametrize(
+every_chunk = pytest.mark.parametrize(
     ("n", "chunk"), [(64, 16), (61, 16), (50, 7), (30, 64), (9, 1), (12, 12), (24, 8), (40, 8), (33, 3)]
 )
 simulated = pytest.mark.seconds(60)  # the first arithmetic on meta tensors imports a computer algebra system
@@ -142,48 +142,104 @@ class TestFeatureMap:
         assert_close(name, gradient, want, baseline=want, tolerance=Tolerance(atol=4 * AGREEMENT), nan_hint=nan_hint)
 
 
-class TestLinearAttention:
-    """Every query sees every key."""
+class Route:
+    """What every route gives, whatever it costs."""
 
-    @pytest.mark.basic
-    @pytest.mark.parametrize("row", [*SHAPES, *LENGTHS_DIFFER])
-    def test_results(self, rng, row):
-        case = row.draw(functools.partial(LinearCase.drawn, causal=False), rng)
+    chunks, eps = (), 5.0
+    causal = True
+
+    def draw(self, rng, **sizes):
+        """Drawn inputs for this route."""
+        return LinearCase.drawn(rng, causal=self.causal, **sizes)
+
+    def compare(self, case, hint=""):
+        """Compare the output with the reference, in chunks of 64 where the route has chunks."""
         given = case.given
         with report_mutation_first(given):
-            case.check("out", linear_attention(*given.values()), hint=row.hint)
+            case.check("out", self.route(*given.values()), chunk=64 if self.chunks else None, hint=hint)
+
+    @pytest.mark.basic
+    @every_shape
+    def test_results(self, rng, row):
+        self.compare(row.draw(self.draw, rng))
 
     @pytest.mark.basic
     def test_worked_example(self):
-        case = LinearCase.worked(False)
-        given = case.given
-        with report_mutation_first(given):
-            case.check("out", linear_attention(*given.values()))
+        self.compare(LinearCase.worked(self.causal))
 
     def test_eps(self, rng):
-        case = LinearCase.drawn(rng, n=37, d=6, d_v=5, batch=(2,), eps=1000.0, causal=False)
+        case = self.draw(rng, n=37, d=6, d_v=5, batch=(2,), eps=self.eps)
         hint = "eps is not added to each query's sum of weights, or more than once"
-        case.check("out, with eps = 1000,", linear_attention(*case.inputs, 1000.0), hint=hint)
+        out = self.route(*case.inputs, *self.chunks, self.eps)
+        case.check(f"out, with eps = {self.eps:g},", out, hint=hint)
 
     def test_gradients(self, rng):
-        case = LinearCase.drawn(rng, n=41, d=5, d_v=7, batch=(2,), dtype=torch.float64, causal=False)
-        assert_gradients("linear_attention", linear_attention, case)
+        case = self.draw(rng, n=41, d=5, d_v=7, batch=(2,), dtype=torch.float64)
+        assert_gradients(self.name, self.route, case)
 
     @pytest.mark.robust
     def test_bfloat16_stays(self, rng):
-        short = linear_attention(*LinearCase.drawn(rng, n=33, d=6, dtype=torch.bfloat16, causal=False).inputs)
+        short = self.route(*self.draw(rng, n=33, d=6, dtype=torch.bfloat16).inputs)
         require(short.dtype == torch.bfloat16, f"out is {short.dtype} for bfloat16 inputs, expected their dtype")
 
     @pytest.mark.robust
     def test_uninitialised_memory_is_written_over(self, rng):
-        case = LinearCase.drawn(rng, n=37, d=8, d_v=5, batch=(2,), causal=False)
-        case.check("out", call_on_nan("linear_attention", *case.inputs), nan_hint=NAN_FROM_EMPTY)
+        case = self.draw(rng, n=37, d=8, d_v=5, batch=(2,))
+        case.check("out", call_on_nan(self.name, *case.inputs, *self.chunks), nan_hint=NAN_FROM_EMPTY)
 
     @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
-        given = LinearCase.drawn(rng, n=20, d=8, causal=False).given
+        given = self.draw(rng, n=20, d=8).given
         with unchanged(given):
-            linear_attention(*given.values())
+            self.route(*given.values())
+
+
+class ChunkedRoute(Route):
+    """A route that takes chunks."""
+
+    chunks = (8,)
+
+    @every_chunk
+    def test_chunks(self, rng, n, chunk):
+        case = self.draw(rng, n=n, d=6, d_v=4, batch=(2,))
+        given = case.given
+        with report_mutation_first(given):
+            out = self.route(*given.values(), chunk)
+            case.check(f"out, {n} positions in chunks of {chunk},", out, chunk=chunk, hint=self.where_chunks_meet)
+
+    @pytest.mark.parametrize("chunk", [8, 64])
+    def test_gradients(self, rng, chunk):
+        case = self.draw(rng, n=41, d=5, d_v=7, batch=(2,), dtype=torch.float64)
+        assert_gradients(self.name, self.route, case, chunk)
+
+    @pytest.mark.refuses
+    def test_impossible_chunk(self, rng):
+        given = self.draw(rng, n=5, d=6).inputs
+        table = [((*given, chunk), f"for chunk = {chunk}", {"chunk": chunk}) for chunk in (0, -3)]
+        assert_refused(self.route, table)
+
+    @pytest.mark.cost
+    def test_work_is_linear(self, rng):
+        """In chunks of 4, a product over all pairs of chunks would show."""
+        work = [counts_of(self.name, self.draw(rng, n=n, d=16), 4)["flops"] for n in (256, 1024)]
+        none = "makes no matrix product: the weights of a chunk are one, φ(q) times φ(k) transposed"
+        require(work[0] > 0, f"{self.called} {none}")
+        ratio = work[1] / work[0]
+        told = f"4 times as many positions take {ratio:.3g} times the arithmetic, expected about 4"
+        hint = "each chunk, or each state, goes back to all the keys before it"
+        require_at_most("the arithmetic of 4 times the positions", ratio, 6, told, hint=hint)
+
+
+class TestLinearAttention(Route):
+    """Every query sees every key."""
+
+    name, route = "linear_attention", staticmethod(linear_attention)
+    causal, eps = False, 1000.0
+
+    @pytest.mark.basic
+    @pytest.mark.parametrize("row", [*SHAPES, *LENGTHS_DIFFER])
+    def test_results(self, rng, row):
+        self.compare(row.draw(self.draw, rng), row.hint)
 
     @pytest.mark.cost
     def test_memory_is_linear(self, rng):
@@ -213,48 +269,10 @@ class TestLinearAttention:
         assert_within(memory_limit, linear_attention, rng, 4096, 64, causal=False)
 
 
-class TestCumsum:
+class TestCumsum(Route):
     """The states of all positions at once."""
 
-    @pytest.mark.basic
-    @every_shape
-    def test_results(self, rng, row):
-        case = row.draw(LinearCase.drawn, rng)
-        given = case.given
-        with report_mutation_first(given):
-            case.check("out", causal_linear_attention_cumsum(*given.values()))
-
-    @pytest.mark.basic
-    def test_worked_example(self):
-        case = LinearCase.worked()
-        given = case.given
-        with report_mutation_first(given):
-            case.check("out", causal_linear_attention_cumsum(*given.values()))
-
-    def test_eps(self, rng):
-        case = LinearCase.drawn(rng, n=37, d=6, d_v=5, batch=(2,), eps=5.0)
-        hint = "eps is not added to each query's sum of weights, or more than once"
-        case.check("out, with eps = 5,", causal_linear_attention_cumsum(*case.inputs, 5.0), hint=hint)
-
-    def test_gradients(self, rng):
-        case = LinearCase.drawn(rng, n=41, d=5, d_v=7, batch=(2,), dtype=torch.float64)
-        assert_gradients("causal_linear_attention_cumsum", causal_linear_attention_cumsum, case)
-
-    @pytest.mark.robust
-    def test_bfloat16_stays(self, rng):
-        short = causal_linear_attention_cumsum(*LinearCase.drawn(rng, n=33, d=6, dtype=torch.bfloat16).inputs)
-        require(short.dtype == torch.bfloat16, f"out is {short.dtype} for bfloat16 inputs, expected their dtype")
-
-    @pytest.mark.robust
-    def test_uninitialised_memory_is_written_over(self, rng):
-        case = LinearCase.drawn(rng, n=37, d=8, d_v=5, batch=(2,))
-        case.check("out", call_on_nan("causal_linear_attention_cumsum", *case.inputs), nan_hint=NAN_FROM_EMPTY)
-
-    @pytest.mark.robust
-    def test_arguments_are_left_alone(self, rng):
-        given = LinearCase.drawn(rng, n=20, d=8).given
-        with unchanged(given):
-            causal_linear_attention_cumsum(*given.values())
+    name, route = "causal_linear_attention_cumsum", staticmethod(causal_linear_attention_cumsum)
 
     @pytest.mark.cost
     def test_no_loop(self, rng):
@@ -297,48 +315,10 @@ class TestCumsum:
         assert_within(memory_limit, causal_linear_attention_cumsum, rng, 1024, 64)
 
 
-class TestRecurrent:
+class TestRecurrent(Route):
     """One position at a time, one state."""
 
-    @pytest.mark.basic
-    @every_shape
-    def test_results(self, rng, row):
-        case = row.draw(LinearCase.drawn, rng)
-        given = case.given
-        with report_mutation_first(given):
-            case.check("out", causal_linear_attention_recurrent(*given.values()))
-
-    @pytest.mark.basic
-    def test_worked_example(self):
-        case = LinearCase.worked()
-        given = case.given
-        with report_mutation_first(given):
-            case.check("out", causal_linear_attention_recurrent(*given.values()))
-
-    def test_eps(self, rng):
-        case = LinearCase.drawn(rng, n=37, d=6, d_v=5, batch=(2,), eps=5.0)
-        hint = "eps is not added to each query's sum of weights, or more than once"
-        case.check("out, with eps = 5,", causal_linear_attention_recurrent(*case.inputs, 5.0), hint=hint)
-
-    def test_gradients(self, rng):
-        case = LinearCase.drawn(rng, n=41, d=5, d_v=7, batch=(2,), dtype=torch.float64)
-        assert_gradients("causal_linear_attention_recurrent", causal_linear_attention_recurrent, case)
-
-    @pytest.mark.robust
-    def test_bfloat16_stays(self, rng):
-        short = causal_linear_attention_recurrent(*LinearCase.drawn(rng, n=33, d=6, dtype=torch.bfloat16).inputs)
-        require(short.dtype == torch.bfloat16, f"out is {short.dtype} for bfloat16 inputs, expected their dtype")
-
-    @pytest.mark.robust
-    def test_uninitialised_memory_is_written_over(self, rng):
-        case = LinearCase.drawn(rng, n=37, d=8, d_v=5, batch=(2,))
-        case.check("out", call_on_nan("causal_linear_attention_recurrent", *case.inputs), nan_hint=NAN_FROM_EMPTY)
-
-    @pytest.mark.robust
-    def test_arguments_are_left_alone(self, rng):
-        given = LinearCase.drawn(rng, n=20, d=8).given
-        with unchanged(given):
-            causal_linear_attention_recurrent(*given.values())
+    name, route = "causal_linear_attention_recurrent", staticmethod(causal_linear_attention_recurrent)
 
     @pytest.mark.cost
     def test_one_state(self, rng):
@@ -366,76 +346,12 @@ class TestRecurrent:
         assert_within(memory_limit, causal_linear_attention_recurrent, rng, 128, 192)
 
 
-class TestChunked:
+class TestChunked(ChunkedRoute):
     """One chunk after the other, one state."""
 
-    @pytest.mark.basic
-    @every_shape
-    def test_results(self, rng, row):
-        case = row.draw(LinearCase.drawn, rng)
-        given = case.given
-        with report_mutation_first(given):
-            case.check("out", causal_linear_attention_chunked(*given.values()), chunk=64)
-
-    @pytest.mark.basic
-    def test_worked_example(self):
-        case = LinearCase.worked()
-        given = case.given
-        with report_mutation_first(given):
-            case.check("out", causal_linear_attention_chunked(*given.values()), chunk=64)
-
-    @chunks
-    def test_chunks(self, rng, n, chunk):
-        case = LinearCase.drawn(rng, n=n, d=6, d_v=4, batch=(2,))
-        hint = "where chunks meet, the state before a chunk does not hold the keys of all earlier ones"
-        given = case.given
-        with report_mutation_first(given):
-            out = causal_linear_attention_chunked(*given.values(), chunk)
-            case.check(f"out, {n} positions in chunks of {chunk},", out, chunk=chunk, hint=hint)
-
-    def test_eps(self, rng):
-        case = LinearCase.drawn(rng, n=37, d=6, d_v=5, batch=(2,), eps=5.0)
-        hint = "eps is not added to each query's sum of weights, or more than once"
-        case.check("out, with eps = 5,", causal_linear_attention_chunked(*case.inputs, 8, 5.0), hint=hint)
-
-    @pytest.mark.parametrize("chunk", [8, 64])
-    def test_gradients(self, rng, chunk):
-        case = LinearCase.drawn(rng, n=41, d=5, d_v=7, batch=(2,), dtype=torch.float64)
-        assert_gradients("causal_linear_attention_chunked", causal_linear_attention_chunked, case, chunk)
-
-    @pytest.mark.robust
-    def test_bfloat16_stays(self, rng):
-        short = causal_linear_attention_chunked(*LinearCase.drawn(rng, n=33, d=6, dtype=torch.bfloat16).inputs)
-        require(short.dtype == torch.bfloat16, f"out is {short.dtype} for bfloat16 inputs, expected their dtype")
-
-    @pytest.mark.robust
-    def test_uninitialised_memory_is_written_over(self, rng):
-        case = LinearCase.drawn(rng, n=37, d=8, d_v=5, batch=(2,))
-        case.check("out", call_on_nan("causal_linear_attention_chunked", *case.inputs, 8), nan_hint=NAN_FROM_EMPTY)
-
-    @pytest.mark.robust
-    def test_arguments_are_left_alone(self, rng):
-        given = LinearCase.drawn(rng, n=20, d=8).given
-        with unchanged(given):
-            causal_linear_attention_chunked(*given.values())
-
-    @pytest.mark.cost
-    def test_work_is_linear(self, rng):
-        """In chunks of 4, a product over all pairs of chunks would show."""
-        cases = [LinearCase.drawn(rng, n=n, d=16) for n in (256, 1024)]
-        work = [counts_of("causal_linear_attention_chunked", case, 4)["flops"] for case in cases]
-        none = "makes no matrix product: the weights of a chunk are one, φ(q) times φ(k) transposed"
-        require(work[0] > 0, f"the chunked route {none}")
-        ratio = work[1] / work[0]
-        told = f"4 times as many positions take {ratio:.3g} times the arithmetic, expected about 4"
-        hint = "each chunk, or each state, goes back to all the keys before it"
-        require_at_most("the arithmetic of 4 times the positions", ratio, 6, told, hint=hint)
-
-    @pytest.mark.refuses
-    def test_impossible_chunk(self, rng):
-        given = LinearCase.drawn(rng, n=5, d=6).inputs
-        table = [((*given, chunk), f"for chunk = {chunk}", {"chunk": chunk}) for chunk in (0, -3)]
-        assert_refused(causal_linear_attention_chunked, table)
+    name, route = "causal_linear_attention_chunked", staticmethod(causal_linear_attention_chunked)
+    called = "the chunked route"
+    where_chunks_meet = "where chunks meet, the state before a chunk does not hold the keys of all earlier ones"
 
     @pytest.mark.cost
     def test_one_state_and_one_chunk(self, rng):
@@ -479,76 +395,12 @@ class TestChunked:
         assert_within(memory_limit, causal_linear_attention_chunked, rng, 2048, 192, 8)
 
 
-class TestScan:
+class TestScan(ChunkedRoute):
     """All chunks at once, from states that a parallel scan makes."""
 
-    @pytest.mark.basic
-    @every_shape
-    def test_results(self, rng, row):
-        case = row.draw(LinearCase.drawn, rng)
-        given = case.given
-        with report_mutation_first(given):
-            case.check("out", causal_linear_attention_scan(*given.values()), chunk=64)
-
-    @pytest.mark.basic
-    def test_worked_example(self):
-        case = LinearCase.worked()
-        given = case.given
-        with report_mutation_first(given):
-            case.check("out", causal_linear_attention_scan(*given.values()), chunk=64)
-
-    @chunks
-    def test_chunks(self, rng, n, chunk):
-        case = LinearCase.drawn(rng, n=n, d=6, d_v=4, batch=(2,))
-        hint = "an odd number of chunks, or one that is no power of two, loses some of them in the scan"
-        given = case.given
-        with report_mutation_first(given):
-            out = causal_linear_attention_scan(*given.values(), chunk)
-            case.check(f"out, {n} positions in chunks of {chunk},", out, chunk=chunk, hint=hint)
-
-    def test_eps(self, rng):
-        case = LinearCase.drawn(rng, n=37, d=6, d_v=5, batch=(2,), eps=5.0)
-        hint = "eps is not added to each query's sum of weights, or more than once"
-        case.check("out, with eps = 5,", causal_linear_attention_scan(*case.inputs, 8, 5.0), hint=hint)
-
-    @pytest.mark.parametrize("chunk", [8, 64])
-    def test_gradients(self, rng, chunk):
-        case = LinearCase.drawn(rng, n=41, d=5, d_v=7, batch=(2,), dtype=torch.float64)
-        assert_gradients("causal_linear_attention_scan", causal_linear_attention_scan, case, chunk)
-
-    @pytest.mark.robust
-    def test_bfloat16_stays(self, rng):
-        short = causal_linear_attention_scan(*LinearCase.drawn(rng, n=33, d=6, dtype=torch.bfloat16).inputs)
-        require(short.dtype == torch.bfloat16, f"out is {short.dtype} for bfloat16 inputs, expected their dtype")
-
-    @pytest.mark.robust
-    def test_uninitialised_memory_is_written_over(self, rng):
-        case = LinearCase.drawn(rng, n=37, d=8, d_v=5, batch=(2,))
-        case.check("out", call_on_nan("causal_linear_attention_scan", *case.inputs, 8), nan_hint=NAN_FROM_EMPTY)
-
-    @pytest.mark.robust
-    def test_arguments_are_left_alone(self, rng):
-        given = LinearCase.drawn(rng, n=20, d=8).given
-        with unchanged(given):
-            causal_linear_attention_scan(*given.values())
-
-    @pytest.mark.cost
-    def test_work_is_linear(self, rng):
-        """In chunks of 4, a product over all pairs of chunks would show."""
-        cases = [LinearCase.drawn(rng, n=n, d=16) for n in (256, 1024)]
-        work = [counts_of("causal_linear_attention_scan", case, 4)["flops"] for case in cases]
-        none = "makes no matrix product: the weights of a chunk are one, φ(q) times φ(k) transposed"
-        require(work[0] > 0, f"the scan {none}")
-        ratio = work[1] / work[0]
-        told = f"4 times as many positions take {ratio:.3g} times the arithmetic, expected about 4"
-        hint = "each chunk, or each state, goes back to all the keys before it"
-        require_at_most("the arithmetic of 4 times the positions", ratio, 6, told, hint=hint)
-
-    @pytest.mark.refuses
-    def test_impossible_chunk(self, rng):
-        given = LinearCase.drawn(rng, n=5, d=6).inputs
-        table = [((*given, chunk), f"for chunk = {chunk}", {"chunk": chunk}) for chunk in (0, -3)]
-        assert_refused(causal_linear_attention_scan, table)
+    name, route = "causal_linear_attention_scan", staticmethod(causal_linear_attention_scan)
+    called = "the scan"
+    where_chunks_meet = "an odd number of chunks, or one that is no power of two, loses some of them in the scan"
 
     @pytest.mark.cost
     def test_steps_grow_with_the_logarithm(self, rng):

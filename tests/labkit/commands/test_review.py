@@ -50,7 +50,7 @@ def test_ladder_grows_and_what_is_found_is_revealed_once(lab, capsys):
     assert "your own code: your tests accept it" in out
     assert "right versions: 1 of 1 pass" in out
     assert "1 of 2 found   results 0 of 1 · extremes 1 of 1" in out
-    assert "✓ It is 0." in out and "+ return 0, 0" in out
+    assert f"✓ It is 0. (test_{TASK.name})" in out and "+ return 0, 0" in out
     assert "half" not in out, "what is not found is not told"
     status, out = reviewed(lab, CAREFUL, capsys)
     assert status == 0
@@ -67,6 +67,7 @@ def test_read_prints_a_version_that_is_not_found(lab, capsys):
     _, out = reviewed(lab, ROUGH, capsys, read=True)
     assert "return [x / 2 for x in _right(*given)]" in out
     assert "It is half" not in out, "where the mistake is, is the question"
+    assert "def _right" not in out and "_right = " in out and f"def {LAB.tasks[1].name}" not in out, "only what it uses"
     _, out = reviewed(lab, CAREFUL, capsys, read=True)
     assert "no wrong version is left" in out
 
@@ -74,7 +75,7 @@ def test_read_prints_a_version_that_is_not_found(lab, capsys):
 def test_right_version_refused_ends_the_search(lab, capsys):
     status, out = reviewed(lab, HEAD + CALL + "    assert O.shape == (3, 2)\n", capsys)
     assert status == 1
-    assert "right versions: one of 1 is refused" in out
+    assert f"right versions: 1 of 1 refused\n    by test_{TASK.name}\n" in out
     assert "review.py:8: assert O.shape == (3, 2)   with O = float64 (2, 3)" in out
     assert "found" not in out and "exp(" not in out
     assert load_review(lab).n_found == {TASK.name: 0}

@@ -178,3 +178,15 @@ def test_a_later_test_names_the_cause_of_the_first_failure(lab):
     first = lines.index("  ✗ test_first")
     assert lines[first + 2] == "      test_later recognises a cause: the scores are not divided"
     assert not any("recognises a cause" in line for line in run_lines(lab, [later, wrong(FIRST, "test_first")]))
+
+
+@pytest.mark.parametrize("n_without", [3, 4])
+def test_a_cause_that_most_tests_exclude_is_not_named(lab, n_without):
+    cause = "the scale is taken from the number of keys"
+    others = [
+        TestResult(f"test_{number}", FIRST, State.WRONG, Failure("off", excluded=(cause,)))
+        for number in range(n_without)
+    ]
+    later = TestResult("test_later", FIRST, State.WRONG, Failure("off", cause, cause))
+    lines = run_lines(lab, [*others, later])
+    assert any("recognises a cause" in line for line in lines) == (n_without == 3)

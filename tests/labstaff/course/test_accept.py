@@ -108,7 +108,7 @@ def test_what_is_odd_about_the_code_is_a_flag(folder):
 @pytest.mark.parametrize("lost", [True, False], ids=["without its metadata", "in a cell of the student's own"])
 def test_an_answer_that_is_not_in_its_cell_is_a_flag_that_says_where(folder, lost):
     notebook = json.loads(RELEASED)
-    place = next(i for i, cell in enumerate(notebook["cells"]) if cell is cell_of(notebook, "why_quadratic"))
+    place = next(i for i, cell in enumerate(notebook["cells"]) if cell is cell_of(notebook, "bits_or_bytes"))
     answer = {"cell_type": "markdown", "metadata": {}, "source": "Since every query meets every key."}
     notebook["cells"][place : place + lost] = [answer]
     notebook["cells"].append({"cell_type": "code", "metadata": {}, "source": "1 + 1", "outputs": []})
@@ -116,7 +116,7 @@ def test_an_answer_that_is_not_in_its_cell_is_a_flag_that_says_where(folder, los
     (folder / "report.ipynb").write_text(json.dumps(notebook))
     where = f"{place + 1}, “Since every query meets every key.”"
     (note,) = accepted(folder)["for_the_grader.txt"].decode().splitlines()
-    assert note.startswith("no answer in why_quadratic, ") and note.endswith(f"; it may be in cell {where}")
+    assert note.startswith("no answer in bits_or_bytes, ") and note.endswith(f"; it may be in cell {where}")
     assert "figure_scaling" not in note
 
 

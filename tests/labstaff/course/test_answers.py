@@ -29,7 +29,7 @@ from tests.labstaff.course.submissions import (
     hand_in,
 )
 
-QUESTION, OTHER = "why_quadratic", "alive_at_once"
+QUESTION, OTHER = "bits_or_bytes", "alive_at_once"
 FILE = f"{LAB.label}_{QUESTION}.csv"
 EVIL = '=HYPERLINK("http://x")\nN;"=1+1"\n\t-2+3'
 FORMULA = re.compile(r'(^|[\n;\t])[\s"]*[=+\-@]')
@@ -151,10 +151,10 @@ def test_scores_come_back_as_spreadsheets_save_them(course, encoding, delimiter,
         ({"score": "03. Mai"}, "score: expected a number from 0 to 4, found '03. Mai'"),
         ({"score": "nan"}, "score: expected a number from 0 to 4, found 'nan'"),
         ({"score": "3", "version": ""}, "expected the version that lab answers wrote, found ''"),
-        ({"score": "3", "version": "lab03/why_quadratic/bob/0"}, "it is an answer of lab03, and this is lab01"),
+        ({"score": "3", "version": "lab03/bits_or_bytes/bob/0"}, "it is an answer of lab03, and this is lab01"),
         ({"score": "3", "version": "lab01/nothing/bob/0"}, "the gradebook has no such answer"),
         (
-            {"score": "3", "version": "lab01/why_quadratic/ann/0"},
+            {"score": "3", "version": "lab01/bits_or_bytes/ann/0"},
             "this row's version is that of ann: was one column sorted without the others?",
         ),
     ],

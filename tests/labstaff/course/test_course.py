@@ -33,7 +33,7 @@ EVIL = '<img src="x" onerror="fetch(\'/formgrader/api/grade\')">'
 
 def answered(notebook: dict) -> None:
     """A written answer, given twice, and a figure; two check cells are lost."""
-    notebook["cells"].append({**cell_of(notebook, "why_quadratic"), "source": "The weights: $N^2$, and `a<b` stays."})
+    notebook["cells"].append({**cell_of(notebook, "bits_or_bytes"), "source": "The weights: $N^2$, and `a<b` stays."})
     figure = {"output_type": "display_data", "data": {"image/png": PIXEL, "text/html": EVIL}, "metadata": {}}
     cell_of(notebook, "figure_scaling").update(source="plot()", outputs=[figure])
     for task in LAB.tasks[:2]:
@@ -49,7 +49,7 @@ def edited_checks(notebook: dict) -> None:
 
 def active(notebook: dict) -> None:
     """Markdown and outputs that would act in the grader's browser."""
-    cell_of(notebook, "why_quadratic")["source"] = f"Look: {EVIL} ```` and [this](javascript:alert(1))"
+    cell_of(notebook, "bits_or_bytes")["source"] = f"Look: {EVIL} ```` and [this](javascript:alert(1))"
     pixels = "![](/logout) ![](https://example.org/x.png) <b id='standard_attention'>x</b>"
     notebook["cells"].append({"cell_type": "markdown", "metadata": {}, "source": pixels})
     shown = {"output_type": "display_data", "data": {"text/html": EVIL}, "metadata": {}}
@@ -134,7 +134,7 @@ def test_the_grader_sees_file_figure_answer_and_rubric_and_the_student_no_notes(
     text = json.dumps(cells := cycle.autograded("late"), ensure_ascii=False)
     assert "return {seq_len: measure_attention_memory(seq_len, d_model, batch_size) for seq_len" in text
     assert PIXEL in text and "and `a<b` stays." in text
-    assert {name for name, values in cycle.scores("late").items() if values[3]} == {"why_quadratic", "figure_scaling"}
+    assert {name for name, values in cycle.scores("late").items() if values[3]} == {"bits_or_bytes", "figure_scaling"}
     titles = ["".join(cell["source"]).partition("\n")[0] for cell in cells if cell["metadata"].get("for_grader")]
     assert titles == ["# For the grader", *["# For graders: model answer and rubric"] * len(ANSWERS)]
     for student, note in {
@@ -155,7 +155,7 @@ def test_feedback_says_what_nobody_has_graded_yet(cycle):
     page = cycle.feedback("late")
     assert f"/ {MOST}); 2 not graded yet</h4>" in page and "nan" not in page
     for name, points in ANSWERS.items():
-        is_waiting = name in ("why_quadratic", "figure_scaling")
+        is_waiting = name in ("bits_or_bytes", "figure_scaling")
         score = f"not graded yet, of {float(points)}" if is_waiting else f"Score: 0.0 / {float(points)}"
         assert f'<a href="#{name}">{name}</a> ({score})' in page
     assert page.count("not graded yet, of") == 4, "in the table of contents and above the answer"
@@ -208,10 +208,10 @@ def test_formgrader_shows_everything_and_nothing_acts(cycle, browser):
         assert "standard_attention · 0 of 20 points" in text
         assert page.locator("[id=standard_attention]").count() == 1, "a student's text has the id of a field"
         assert page.locator("[onerror]").count() == 0
-        page.fill("#why_quadratic", "3.5")
+        page.fill("#bits_or_bytes", "3.5")
         with page.expect_response(lambda response: response.request.method == "PUT"):
-            page.press("#why_quadratic", "Tab")
-        assert cycle.scores("active")["why_quadratic"][1] == 3.5
+            page.press("#bits_or_bytes", "Tab")
+        assert cycle.scores("active")["bits_or_bytes"][1] == 3.5
         assert not [request for request in asked if "/logout" in request or "example.org" in request]
         assert not [request for request in asked if request.endswith("/formgrader/api/grade")]
     finally:

@@ -68,5 +68,5 @@ def test_the_guide_runs_from_set_up_to_late_work(tmp_path):
         grades = {row["student_id"]: row[f"Lab {LAB.number}: {LAB.title}"] for row in csv.DictReader(file)}
     points = f"{LAB.points:g}"
     assert (grades["ann"], grades["bob"], grades["Cec Ce_103"]) == (points, "0", points)
-    assert (course / "answers" / "lab01_why_quadratic.csv").is_file()
+    assert (course / "answers" / "lab01_bits_or_bytes.csv").is_file()
     assert (course / "canvas.csv").is_file() and (course / "moodle.csv").is_file()

@@ -73,9 +73,9 @@ def test_a_resubmission_is_recorded_and_nobody_else_unless_forced(course, monkey
 @pytest.fixture
 def by_hand(course):
     """Graded, two answers of bob's and a check of ann's by hand too, and handed back."""
-    hand_in(course, "bob", answer(10), answers(why_quadratic="N times N", alive_at_once="All."))
+    hand_in(course, "bob", answer(10), answers(bits_or_bytes="N times N", alive_at_once="All."))
     graded(course)
-    grade_by_hand(course, "bob", why_quadratic=3, alive_at_once=5)
+    grade_by_hand(course, "bob", bits_or_bytes=3, alive_at_once=5)
     grade_by_hand(course, "ann", **{LAB.tasks[1].name: 7})
     assert nbgrader(course).generate_feedback(NAME)["success"]
     return course
@@ -113,17 +113,17 @@ def test_what_is_recorded_again_for_another_reason_leaves_grades_by_hand_alone(b
 
 
 def test_only_an_answer_that_has_changed_is_to_be_graded_again_and_keeps_its_score_until_then(by_hand):
-    hand_in(by_hand, "bob", answer(10), answers(why_quadratic="N squared", alive_at_once="All."))
+    hand_in(by_hand, "bob", answer(10), answers(bits_or_bytes="N squared", alive_at_once="All."))
     printed = graded(by_hand)
     assert printed[-1] == "gradebook.db: 1 recorded, 2 unchanged"
-    assert waiting(by_hand) == {("bob", "why_quadratic")}
+    assert waiting(by_hand) == {("bob", "bits_or_bytes")}
     (line,) = [line for line in printed if line.startswith("grade again")]
     assert line == (
-        f"grade again: bob: {NAME}: why_quadratic has changed since it was graded by hand: 3 points until then"
+        f"grade again: bob: {NAME}: bits_or_bytes has changed since it was graded by hand: 3 points until then"
     )
     assert pages(by_hand) == {"ann", "4711"}
-    assert line in graded(by_hand, force=True) and waiting(by_hand) == {("bob", "why_quadratic")}
-    grade_by_hand(by_hand, "bob", why_quadratic=4)
+    assert line in graded(by_hand, force=True) and waiting(by_hand) == {("bob", "bits_or_bytes")}
+    grade_by_hand(by_hand, "bob", bits_or_bytes=4)
     assert line not in graded(by_hand) and not waiting(by_hand)
 
 

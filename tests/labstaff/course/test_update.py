@@ -38,13 +38,13 @@ def by_hand(course):
     """Graded; an answer and a check of bob's by hand too, who has lost the check cells of all tasks but the first."""
 
     def change(notebook):
-        answers(why_quadratic="N times N")(notebook)
+        answers(bits_or_bytes="N times N")(notebook)
         for task in (SECOND, *OTHERS):
             notebook["cells"].remove(cell_of(notebook, task.name))
 
     hand_in(course, "bob", answer(10), change)
     graded(course)
-    grade_by_hand(course, "bob", **{"why_quadratic": 3, OTHERS[0].name: 4})
+    grade_by_hand(course, "bob", **{"bits_or_bytes": 3, OTHERS[0].name: 4})
     return course
 
 
@@ -89,21 +89,21 @@ def test_other_points_are_refused_until_the_course_is_made_again(by_hand, change
         with pytest.raises(OutOfDate) as error:
             refused()
         assert str(error.value) == (
-            f"{NAME} has changed since this course was made (why_quadratic: 4 → 2 points, and 1 scores by hand stay as "
+            f"{NAME} has changed since this course was made (bits_or_bytes: 4 → 2 points, and 1 scores by hand stay as "
             f"they are; {FIRST.name}: 20 → 25 points): lab course {by_hand} --update"
         )
     assert (scores(by_hand), (tmp_path / "out.csv").exists()) == (before, False), "nothing was recorded or written"
 
     printed = updated(by_hand)
     assert printed[:3] == [
-        f"{NAME}: why_quadratic: 4 → 2 points, and 1 scores by hand stay as they are",
+        f"{NAME}: bits_or_bytes: 4 → 2 points, and 1 scores by hand stay as they are",
         f"{NAME}: {FIRST.name}: 20 → 25 points",
         f"{NAME}: report.ipynb: the text differs",
     ]
     assert not export_grades(by_hand, tmp_path / "out.csv", say=printed.append), "scores are still of the old points"
     assert f"NOT RECORDED: bob: {NAME}: it or the course has changed since it was recorded: run lab grade" in printed
     assert graded(by_hand)[-1] == "gradebook.db: 3 recorded, 0 unchanged"
-    after = {**before, FIRST.name: (12.5, None, 25, False), "why_quadratic": (None, 3, 2, False)}
+    after = {**before, FIRST.name: (12.5, None, 25, False), "bits_or_bytes": (None, 3, 2, False)}
     assert scores(by_hand) == after
     assert [scores(by_hand, student)[FIRST.name][0] for student in ("ann", "4711")] == [25, 6.25]
     assert {name: (by_hand / name).read_bytes() for name in kept} == kept
