@@ -202,7 +202,7 @@ class HybridCache:
     def fork(self, seq: str, new: str) -> None:
         """Begin `new` as a copy of all of `seq`, which shares its blocks until one of them writes.
 
-        Raises ValueError naming seq if it is unknown or has drafts, or new if it exists.
+        Raises ValueError naming seq if it is unknown, drafts if it has any, or new if it exists.
         """
         # YOUR CODE HERE
         raise NotImplementedError()
