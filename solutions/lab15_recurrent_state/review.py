@@ -42,6 +42,9 @@ def check_rule(function, *chunk):
 
 def test_gated_delta_recurrent():
     check_rule(lab.gated_delta_recurrent)
+    q, k, v, beta, g = draw(4)
+    with pytest.raises(ValueError, match="1"):
+        lab.gated_delta_recurrent(q, k, v, beta[..., :1], g, None)
     given = draw(400, 32, 32, (), F32)
     with AllocationMeter() as meter:
         lab.gated_delta_recurrent(*given, None)
@@ -49,6 +52,8 @@ def test_gated_delta_recurrent():
 
 
 def test_gated_delta_chunked():
+    with pytest.raises(ValueError, match="chunk"):
+        lab.gated_delta_chunked(*draw(4), None, 0)
     for chunk in (1, 4, 5, 100):
         check_rule(lab.gated_delta_chunked, chunk)
     leaves = [x.requires_grad_() for x in draw(9)]
@@ -64,6 +69,8 @@ def test_gated_delta_chunked():
 
 
 def test_checkpoint_plan():
+    with pytest.raises(ValueError, match="every"):
+        lab.checkpoint_plan(4, 0, 1, 1)
     for tokens, every, n in itertools.product((0, 10, 17, 24), (1, 2, 5), (0, 1, 2, 3, 9)):
         kept, replay = lab.checkpoint_plan(tokens, every, 10, 10 * n + 9)
         assert replay == [p - max([0, *(c for c in kept if c <= p)]) for p in range(tokens + 1)]
@@ -80,12 +87,15 @@ def test_longest_common_hit():
         hits = [h for h in range(1, tokens - drafts) if h % 3 == h % groups[0][1] == 0 and h // 3 - 1 in b]
         hits = [h for h in hits if a >= set(range(n := h // groups[0][1])) or (kind == "state" and n - 1 in a)]
         assert lab.longest_common_hit(groups[:: random.choice([1, -1])], tokens, drafts) == max(hits, default=0)
-    for kind, block, name in (("window", 4, "window"), ("state", 0, "block")):
+    for kind, block, name in (("window", 4, "window"), ("state", 0, "block"), ("state", -4, "block")):
         with pytest.raises(ValueError, match=name):
             lab.longest_common_hit([("attention", 4, set()), (kind, block, {0})], 9)
 
 
 def test_accept_drafts():
+    with pytest.raises(ValueError, match="2"):
+        lab.accept_drafts(torch.zeros(2, 4), torch.zeros(2, 4), [0, 1], torch.zeros(3), 1)
+    assert lab.accept_drafts(torch.tensor([[1.0, 5, 5]]), torch.zeros(0, 3), [], torch.tensor([0.9]), 0) == [1]
     never, first = torch.tensor([[-torch.inf, 5.0, 1.0]] * 2), torch.tensor([[2.0, 0.0, 0.0]])
     for drafts, T in itertools.product(([], [0]), (0, 1)):
         n = len(drafts)
@@ -107,17 +117,22 @@ def test_HybridCache():
     for step in range(60):
         seq, x, what = random.choice([*texts]), draw(random.randrange(1, 8), 3, dtype=F32)[1:], random.randrange(6)
         n, length, new = x[0].shape[1], texts[seq][0].shape[1], str(step)
+        held = cache.state(seq) if length else torch.zeros(1)
+        before, given = held.clone(), [y.clone() for y in x]
         if step > 12 and what < 2:
             at = cache.restore(seq, new, random.randrange(length + 1)) if what else cache.fork(seq, new) or length
             assert cache.length(new) == at and (at % 8 == 0 or not what)
             texts[new] = [y[:, :at] for y in texts[seq]]
             continue
-        cache.append(seq, *x, what > 3)
+        cache.append(seq, *given, what > 3)
+        for y in given:
+            y.zero_()
         if what > 3:
             assert cache.restore(seq, new, length + n) == length // 8 * 8
             cache.free(new)
             cache.rollback(seq, n := random.randrange(n + 1))
         texts[seq] = [torch.cat([old, y[:, :n]], 1) for old, y in zip(texts[seq], x, strict=True)]
+        assert torch.equal(held, before)
         for name, (k, *others) in texts.items():
             got = [cache.keys(name), cache.values(name), cache.state(name)]
             torch.testing.assert_close(got, [k, others[0], rule(k, k, *others)[1]], **ROUNDED)
@@ -135,9 +150,12 @@ def test_HybridCache():
     cache = lab.HybridCache(3, 4, 8, 2, 3, 3)
     cache.append("a", *tokens(6))
     cache.fork("a", "b")
-    cache.append("b", *tokens(2))
+    cache.append("b", *tokens(2), True)
+    refused(cache.fork, "b", "e", match="drafts")
+    cache.rollback("b", 2)
     refused(cache.append, "c", *tokens(1), match="num_blocks")
     refused(cache.fork, "c", "d", match="c")
+    refused(lab.HybridCache, 4, 4, 6, 1, 3, 3, match="every")
     cache.free("b")
     cache.fork("a", "b")
     cache.append("c", *tokens(3))
@@ -154,6 +172,8 @@ def test_HybridCache():
 
 
 def test_replay_cost():
+    with pytest.raises(ValueError, match="block"):
+        lab.replay_cost("all", 10, 1, 1, 0)
     ways, shares, kept = ("align", "all", "ring"), (0, 500, 999), ((0, 0), (4, 0), (4, 2), (4, 4))
     for way, block, chunk, shared, (n, m) in itertools.product(ways, (16, 30), (100, 256), shares, kept):
         apart = block if way == "all" else chunk // block * block

@@ -202,7 +202,7 @@ class HybridCache:
     def fork(self, seq: str, new: str) -> None:
         """Begin `new` as a copy of all of `seq`, which shares its blocks until one of them writes.
 
-        Raises ValueError naming seq if it is unknown or has drafts, or new if it exists.
+        Raises ValueError naming seq if it is unknown, drafts if it has any, or new if it exists.
         """
         # YOUR CODE HERE
         raise NotImplementedError()
@@ -241,7 +241,10 @@ class HybridCache:
         raise NotImplementedError()
 
     def state(self, seq: str) -> torch.Tensor:
-        """(heads, d_k, d_v), float32, after the last token, drafts included; ValueError naming seq if unknown."""
+        """(heads, d_k, d_v), float32, after the last token, drafts included; ValueError naming seq if unknown.
+
+        No later call changes the tensor that is returned.
+        """
         # YOUR CODE HERE
         raise NotImplementedError()
 
@@ -281,7 +284,7 @@ def replay_cost(
         (stored, again): bytes, and tokens.
 
     Raises:
-        ValueError: naming an unknown method; chunk below block; shared or accepted outside of its range.
+        ValueError: naming an unknown method; block below 1; chunk below block; shared or accepted outside of its range.
 
     Example:
         1,000 tokens, states of 100 bytes, updates of 10, blocks of 16, chunks of 256, 500 shared, 4 drafts, 2 accepted.

@@ -1,12 +1,8 @@
 """What usual mistakes of Lab 15 lead to: the sentence that the student reads, and the value that comes out."""
 
-from __future__ import annotations
-
-import math
-
 import torch
 
-from .reference import common_hit, cost, delta_rule, replay_of
+from .reference import common_hit, cost, delta_rule, replay_of, speculative
 
 RULE = {
     "the state is not decayed by exp(g)": "decay left out",
@@ -21,31 +17,23 @@ RULE = {
 }
 
 
-def of_rule(inputs, state):
-    """For o and the state, what each usual mistake of the rule gives."""
-    made = {text: delta_rule(*inputs, state, variant=variant) for text, variant in RULE.items()}
-    names = ("o", "state")
-    return {name: {text: pair[i] for text, pair in made.items()} for i, name in enumerate(names)}
-
-
-def of_chunks(inputs, state, chunk):
-    """As `of_rule`, and what comes out if chunks do not hand on their state, or if only whole chunks are computed."""
-    usual, n = of_rule(inputs, state), inputs[0].shape[-2]
-    alone = "every chunk begins with the first state: none hands its own on"
-    starts = range(0, n, chunk)
-    o = [delta_rule(*(cut(x, i, at, at + chunk) for i, x in enumerate(inputs)), state) for at in starts]
-    if len(o) > 1:
-        usual["o"][alone], usual["state"][alone] = torch.cat([x for x, _ in o], -2), o[-1][1]
-    if n % chunk:
-        whole = n // chunk * chunk
-        _, short = delta_rule(*(cut(x, i, 0, whole) for i, x in enumerate(inputs)), state)
-        usual["state"]["the last chunk, which is short, is left out"] = short
+def of_rule(name, inputs, state, chunk=None):
+    """What each usual mistake of the rule gives for "o" or "state"; and those of chunks, where there are any."""
+    part, n = ("o", "state").index(name), inputs[0].shape[-2]
+    usual = {text: delta_rule(*inputs, state, variant=variant)[part] for text, variant in RULE.items()}
+    if chunk is not None and n > chunk:
+        alone = [delta_rule(*cut(inputs, at, at + chunk), state) for at in range(0, n, chunk)]
+        text = "every chunk begins with the first state: none hands its own on"
+        usual[text] = alone[-1][1] if part else torch.cat([o for o, _ in alone], -2)
+    if chunk is not None and part and n % chunk:
+        whole = cut(inputs, 0, n // chunk * chunk)
+        usual["the last chunk, which is short, is left out"] = delta_rule(*whole, state)[1]
     return usual
 
 
-def cut(x, number, start, end):
-    """Tokens of q, k, v (along the axis before the last) or of beta and g (along the last)."""
-    return x[..., start:end, :] if number < 3 else x[..., start:end]
+def cut(inputs, start, end):
+    """Tokens of q, k and v, along the axis before the last, and of beta and g, along the last."""
+    return [x[..., start:end, :] if i < 3 else x[..., start:end] for i, x in enumerate(inputs)]
 
 
 def of_replay(tokens, kept):
@@ -53,8 +41,6 @@ def of_replay(tokens, kept):
     above = [min([c for c in [0, *kept] if c >= p], default=tokens) - p for p in range(tokens + 1)]
     return {
         "the state is taken from the checkpoint above the position: it contains tokens that come later": above,
-        "nothing is computed again only at the last checkpoint: those before it are not used":
-            [p - (kept[-1] if kept and p >= kept[-1] else 0) for p in range(tokens + 1)],
         "one token too many is computed again": [n + 1 for n in replay_of(tokens, kept)],
     }  # fmt: skip
 
@@ -95,31 +81,37 @@ SAMPLING = {
 }
 
 
+def of_sampling(scores, temperature, drafts, u):
+    """What each usual mistake gives for scores of target and draft model."""
+    warm, cold = ([torch.softmax(x / each, -1).tolist() for x in scores] for each in (temperature, 1))
+    usual = {text: speculative(*warm, drafts, u, variant) for text, variant in SAMPLING.items()}
+    if temperature != 1:
+        usual["the temperature is left out: it belongs to both models"] = speculative(*cold, drafts, u)
+        usual["the temperature is left out of the residual"] = speculative(*warm, drafts, u, residual=cold)
+    return usual
+
+
 def of_cost(given):
-    """What each usual mistake gives, for bytes and for tokens."""
+    """What each usual mistake gives: bytes and tokens."""
     method, tokens, state_bytes, update_bytes, block, chunk, shared, drafts, accepted = given
     stored, again = cost(given)
-    apart = block if method == "all" else chunk // block * block
-    rounded = (math.ceil(tokens / apart) + 1) * state_bytes + stored - (tokens // apart + 1) * state_bytes
-    other = "all" if method == "align" else "align"
-    bytes_ = {
-        "the running state is left out": stored - state_bytes,
-        "a state is stored for the last block too, which is not full": rounded,
-        "nothing is stored for the drafts": cost((*given[:7], 0, 0))[0],
-        "a state is stored for drafts where there are none": stored + state_bytes * (method != "all" and not drafts),
-        "what the drafts wrote is left out": stored - (drafts * update_bytes if method == "ring" else 0),
-        f"that is {other!r}": cost((other, *given[1:]))[0],
+    by_chunk = method != "all"
+    apart = chunk // block * block if by_chunk else block
+    replay, rest = shared % apart, again - shared % apart
+    uncut = (tokens // chunk - tokens // apart) * state_bytes, shared % chunk - replay
+    return {
+        "the running state is left out": (stored - state_bytes, again),
+        "a state is stored for the last block too, which is not full":
+            (stored + (-(-tokens // apart) - tokens // apart) * state_bytes, again),
+        "nothing is stored for the drafts": (cost((*given[:7], 0, 0))[0], again),
+        "a state is stored for drafts where there are none": (stored + state_bytes * (by_chunk and not drafts), again),
+        "what the drafts wrote is left out": (stored - drafts * update_bytes * (method == "ring"), again),
         "a chunk that is no multiple of the block is not cut":
-            stored + (tokens // chunk - tokens // apart) * state_bytes * (method != "all"),
-    }  # fmt: skip
-    tokens_ = {
-        "the state is taken from the block above": (-shared) % apart,
-        "a chunk that is no multiple of the block is not cut":
-            again - shared % apart + shared % (block if method == "all" else chunk),
-        "all of the prefix is computed again": shared + again - shared % apart,
+            (stored + uncut[0] * by_chunk, again + uncut[1] * by_chunk),
+        "the state is taken from the block above": (stored, -shared % apart + rest),
         "the rejected drafts are counted, and not the accepted ones":
-            shared % apart + (drafts - accepted) * (accepted < drafts),
-        "the accepted drafts are left out: align computes them again": shared % apart,
-        "accepted drafts are counted although the state needs nothing": shared % apart + accepted,
+            (stored, replay + (drafts - accepted) * (method == "align")),
+        "the accepted drafts are left out: align computes them again": (stored, replay),
+        "accepted drafts are counted although the state needs nothing":
+            (stored, replay + accepted * (by_chunk and accepted < drafts)),
     }  # fmt: skip
-    return bytes_, tokens_

@@ -1,10 +1,13 @@
 """Lab 15's references: each task in float64 or in plain loops, independent of the solution, and drawn inputs."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch
+
+from labkit.testing.compare import Tolerance
+
+OF_RULE, OF_STATE = Tolerance(), Tolerance(largest=1.0)
+OF_CHUNKS = OF_RULE.times(2)  # the baseline goes token by token: a triangular system loses more
 
 
 def drawn_tokens(rng, *shape, n, d_k, d_v, dtype=torch.float32, decay=1.0, offset=0.0):
@@ -25,54 +28,21 @@ def delta_rule(q, k, v, beta, g, state, precise=torch.float64, variant=""):
     S = torch.zeros(*k.shape[:-2], k.shape[-1], v.shape[-1], dtype=precise)
     if state is not None and variant != "state ignored":
         S = S + state.to(precise)
+    decays = {"g as the decay": g, "decay left out": torch.ones_like(g)}.get(variant, g.exp())
+    strengths = torch.ones_like(beta) if variant == "beta left out" else beta
     rows = [v[..., :0, :]]
     for t in range(k.shape[-2]):
-        alpha = g[..., t].exp()[..., None, None]
-        if variant == "g as the decay":
-            alpha = g[..., t][..., None, None]
-        key, value = k[..., t, :, None], v[..., t, None, :]
-        decayed = S if variant == "decay left out" else alpha * S
+        key, value, strength = k[..., t, :, None], v[..., t, None, :], strengths[..., t, None, None]
+        decayed = decays[..., t, None, None] * S
         read = key.mT @ (S if variant == "read before the decay" else decayed)
         if variant == "no difference":
             read = 0 * read
-        strength = beta[..., t, None, None]
+        written = strength * (value - read)
         if variant == "beta for the value alone":
-            written = key @ (strength * value - read)
-        elif variant == "beta left out":
-            written = key @ (value - read)
-        else:
-            written = key @ (strength * (value - read))
-        S = decayed + written
-        seen = decayed if variant == "output before the write" else S
-        row = q[..., t, None, :] @ seen
-        rows.append(row * q.shape[-1] ** -0.5 if variant == "scaled" else row)
-    return torch.cat(rows, -2), S
-
-
-def in_chunks(q, k, v, beta, g, state, chunk, precise):
-    """The same in chunks, with the triangular system solved row by row: what plain code in this form loses."""
-    q, k, v, beta, g = (x.to(precise) for x in (q, k, v, beta, g))
-    S = torch.zeros(*k.shape[:-2], k.shape[-1], v.shape[-1], dtype=precise)
-    if state is not None:
-        S = S + state.to(precise)
-    pieces = [v[..., :0, :]]
-    for start in range(0, k.shape[-2], chunk):
-        at = slice(start, start + chunk)
-        K, sums = k[..., at, :], g[..., at].cumsum(-1)
-        decays = (sums[..., :, None] - sums[..., None, :]).tril().exp().tril()
-        right = beta[..., at, None] * (v[..., at, :] - sums.exp()[..., None] * (K @ S))
-        rows = []
-        for i in range(K.shape[-2]):
-            row = right[..., i, :]
-            for j in range(i):
-                weight = beta[..., start + i] * decays[..., i, j] * (K[..., i, :] * K[..., j, :]).sum(-1)
-                row = row - weight[..., None] * rows[j]
-            rows.append(row)
-        written = torch.stack(rows, -2)
-        Q = q[..., at, :]
-        pieces.append(sums.exp()[..., None] * (Q @ S) + (Q @ K.mT * decays) @ written)
-        S = sums[..., -1, None, None].exp() * S + (K * (sums[..., -1:] - sums).exp()[..., None]).mT @ written
-    return torch.cat(pieces, -2), S
+            written = strength * value - read
+        S = decayed + key @ written
+        rows.append(q[..., t, None, :] @ (decayed if variant == "output before the write" else S))
+    return torch.cat(rows, -2) * (q.shape[-1] ** -0.5 if variant == "scaled" else 1), S
 
 
 def best_worst_replay(tokens, every, n_states):
@@ -90,18 +60,12 @@ def replay_of(tokens, kept):
 def common_hit(asked, variant=""):
     """The longest common prefix of (groups, tokens, drafts), by trying all; `variant` names a mistake to make."""
     groups, tokens, drafts = asked
-    limit = tokens - 1 if variant == "drafts counted" else tokens - drafts - 1
-    if variant == "nothing left to compute":
-        limit = tokens - drafts
+    limit = tokens - 1 - drafts * (variant != "drafts counted") + (variant == "nothing left to compute")
     if variant == "minimum":
         return min((common_hit(([group], tokens, drafts)) for group in groups), default=max(limit, 0))
-    if variant == "first group alone":
-        groups = groups[:1]
-    best = 0
-    for hit in range(1, limit + 1):
-        if all(has(group, hit, variant) for group in groups):
-            best = hit
-    return best
+    asked_groups = groups[:1] if variant == "first group alone" else groups
+    hits = [hit for hit in range(1, limit + 1) if all(has(group, hit, variant) for group in asked_groups)]
+    return max(hits, default=0)
 
 
 def has(group, hit, variant):
@@ -129,24 +93,19 @@ def drawn_groups(rng, n_groups=3, tokens=60):
     return groups
 
 
-def speculative(p, q, drafts, u, variant=""):
-    """Algorithm 1 on probabilities, as plain loops over lists; `variant` names a mistake to make."""
+def speculative(p, q, drafts, u, variant="", residual=None):
+    """Algorithm 1 on lists; `variant` names a mistake to make, `residual` is a pair (p, q) to make the residual of."""
     n = len(drafts)
     for i, token in enumerate(drafts):
         stays = u[i] * q[i][token] < p[i][token]
         if variant == "ratio turned":
             stays = u[i] * p[i][token] < q[i][token]
-        if variant == "all accepted":
-            stays = True
-        if not stays:
-            weights = [max(0.0, a - b) for a, b in zip(p[i], q[i], strict=True)]
+        if not stays and variant != "all accepted":
+            weights = [max(0.0, float(a - b)) for a, b in zip(*(x[i] for x in residual or (p, q)), strict=True)]
             if variant == "no residual":
                 weights = p[i]
-            number = u[i] if variant == "same u" else u[n]
-            return [*drafts[:i], inverse(weights, number)]
-    if variant == "no bonus":
-        return list(drafts)
-    return [*drafts, inverse(p[n], u[n])]
+            return [*drafts[:i], inverse(weights, u[i] if variant == "same u" else u[n])]
+    return list(drafts) if variant == "no bonus" else [*drafts, inverse(p[n], u[n])]
 
 
 def inverse(weights, u):
@@ -164,8 +123,52 @@ def cost(given):
     method, tokens, state_bytes, update_bytes, block, chunk, shared, drafts, accepted = given
     apart = block if method == "all" else max(n for n in range(block, chunk + 1) if n % block == 0)
     kept = [p for p in range(1, tokens + 1) if p % apart == 0]
-    n_states = len(kept) + 1 + {"align": min(drafts, 1), "all": drafts, "ring": min(drafts, 1)}[method]
-    updates = drafts if method == "ring" else 0
-    again = replay_of(tokens, kept)[shared]
+    n_states = len(kept) + 1 + (drafts if method == "all" else min(drafts, 1))
     second_pass = range(accepted) if method == "align" and drafts != accepted else ()
-    return n_states * state_bytes + updates * update_bytes, again + len(second_pass)
+    n_updates = drafts if method == "ring" else 0
+    return n_states * state_bytes + n_updates * update_bytes, replay_of(tokens, kept)[shared] + len(second_pass)
+
+
+REJECTED = "the rejected drafts are still in the state"
+ACCEPTED = "the accepted drafts are not in the state: it is that of before the drafts"
+
+
+def contents(calls, every):
+    """What each sequence holds after calls of a cache; what each `restore` returns; and what it might, with drafts.
+
+    Tokens are numbered as they are appended. A sequence is a dict: "" leads to the numbers of its tokens, the name of a
+    mistake to those of the tokens that are then in its state.
+    """
+    held, lengths, asked, n_drafts, n_tokens = {}, [], [], {}, 0
+    for name, (seq, *args), _ in filter(lambda call: not call[2], calls):
+        mine = held.setdefault(seq, {"": [], REJECTED: [], ACCEPTED: []})
+        right = mine[""]
+        if name == "append":
+            n = args[0].shape[1]
+            for numbers in mine.values():
+                numbers += range(n_tokens, n_tokens + n)
+            n_drafts[seq], n_tokens = n if args[-1] else 0, n_tokens + n
+        elif name == "rollback":
+            n = n_drafts.pop(seq)
+            for text, numbers in mine.items():
+                del numbers[len(numbers) - {REJECTED: 0, ACCEPTED: n}.get(text, n - args[0]) :]
+        elif name == "fork":
+            held[args[0]] = {text: list(numbers) for text, numbers in mine.items()}
+        elif name == "restore":
+            asked.append(min(args[1], len(right)))
+            length = min(args[1], len(right) - n_drafts.get(seq, 0)) // every * every
+            lengths.append(length)
+            others = [each[""][:length] for each in held.values() if each[""][:length] != right[:length]]
+            held[args[0]] = {
+                "": right[:length],
+                REJECTED: right[:length],
+                ACCEPTED: right[:length],
+                "the checkpoint is the state where the append ended, and not where the block ends": list(right),
+                "the state is that of the checkpoint above: it contains later tokens": right[: length + every],
+                "the checkpoint contains drafts that were rejected": mine[REJECTED][:length],
+                "the checkpoint is that of the other sequence: a fork has a list of checkpoints of its own":
+                    [*others, right[:length]][0],
+            }  # fmt: skip
+        else:
+            del held[seq]
+    return held, lengths, asked

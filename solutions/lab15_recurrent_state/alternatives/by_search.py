@@ -74,8 +74,8 @@ def accept_drafts(target_scores, draft_scores, drafts, u, temperature):
 def replay_cost(method, tokens, state_bytes, update_bytes, block=16, chunk=2048, shared=0, drafts=0, accepted=0):
     if method not in ("align", "all", "ring"):
         raise ValueError(f"method {method}")
-    if chunk < block:
-        raise ValueError(f"chunk {chunk} is below the block {block}")
+    if block < 1 or chunk < block:
+        raise ValueError(f"chunk {chunk}, block {block}")
     if shared not in range(tokens + 1):
         raise ValueError(f"shared {shared} of {tokens}")
     if accepted not in range(drafts + 1):

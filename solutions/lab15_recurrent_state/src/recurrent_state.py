@@ -320,7 +320,7 @@ class HybridCache:
     def fork(self, seq: str, new: str) -> None:
         """Begin `new` as a copy of all of `seq`, which shares its blocks until one of them writes.
 
-        Raises ValueError naming seq if it is unknown or has drafts, or new if it exists.
+        Raises ValueError naming seq if it is unknown, drafts if it has any, or new if it exists.
         """
         ### BEGIN SOLUTION
         record = self._record(seq)
@@ -377,7 +377,10 @@ class HybridCache:
         ### END SOLUTION
 
     def state(self, seq: str) -> torch.Tensor:
-        """(heads, d_k, d_v), float32, after the last token, drafts included; ValueError naming seq if unknown."""
+        """(heads, d_k, d_v), float32, after the last token, drafts included; ValueError naming seq if unknown.
+
+        No later call changes the tensor that is returned.
+        """
         ### BEGIN SOLUTION
         return self._record(seq).state
         ### END SOLUTION
@@ -478,7 +481,7 @@ def replay_cost(
         (stored, again): bytes, and tokens.
 
     Raises:
-        ValueError: naming an unknown method; chunk below block; shared or accepted outside of its range.
+        ValueError: naming an unknown method; block below 1; chunk below block; shared or accepted outside of its range.
 
     Example:
         1,000 tokens, states of 100 bytes, updates of 10, blocks of 16, chunks of 256, 500 shared, 4 drafts, 2 accepted.
@@ -487,6 +490,8 @@ def replay_cost(
     ### BEGIN SOLUTION
     if method not in METHODS:
         raise ValueError(f"method {method!r} is none of {', '.join(METHODS)}")
+    if block < 1:
+        raise ValueError(f"block must be at least 1, got {block}")
     if chunk < block:
         raise ValueError(f"chunk = {chunk} is below block = {block}")
     if not 0 <= shared <= tokens:
