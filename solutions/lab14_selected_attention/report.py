@@ -77,6 +77,10 @@ def window(budget, sinks):
     return choose
 
 
+full = perplexity(model.llama, tokens, first=FIRST)
+print(f"perplexity with the whole cache: {full:.2f}")
+
+
 # %% [markdown]
 # ## 1. The figure: perplexity against the share that is read
 #
@@ -106,8 +110,6 @@ for name, way in ways.items():
         points.append((100 * read / whole, perplexity(model.llama, tokens, attention_by(way(budget)), FIRST)))
     print(name, ", ".join(f"{share:.1f} %: {value:.2f}" for share, value in points))
     ax.plot(*zip(*points, strict=True), "o-", label=name)
-full = perplexity(model.llama, tokens, first=FIRST)
-print(f"the whole cache: {full:.2f}")
 ax.axhline(full, color="0.4", linestyle=":", label="the whole cache")
 ax.set(xlabel="share of the cache's bytes read per token, %", ylabel="perplexity", yscale="log")
 ax.set_yticks([25, 50, 100, 200], ["25", "50", "100", "200"])

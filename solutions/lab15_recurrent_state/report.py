@@ -24,10 +24,10 @@ STATE = 32 * 128 * 128 * 4
 # (`replay_cost`). Label both axes with their units, and say in a comment what twice the bytes buy.
 
 # %% nbgrader={"grade": true, "grade_id": "figure_replay_against_bytes", "solution": true}
+figure, ax = plt.subplots(figsize=(6, 4), layout="constrained")
 ### BEGIN SOLUTION
 budgets = [1, 2, 4, 8, 16, 32, 64, 128]
 plans = [lab.checkpoint_plan(8192, 64, STATE, n * STATE)[1] for n in budgets]
-fig, ax = plt.subplots(figsize=(6, 4))
 ax.loglog([n * STATE / 2**20 for n in budgets], [max(again) for again in plans], "o-", label="largest")
 ax.loglog([n * STATE / 2**20 for n in budgets], [sum(again) / len(again) for again in plans], "o-", label="mean")
 for method in ("align", "all"):
@@ -39,6 +39,7 @@ for method in ("align", "all"):
 ax.set_xlabel("bytes stored (MiB)")
 ax.set_ylabel("tokens computed again")
 ax.legend()
+plt.show()
 # With n states at equal distances the largest replay is about 8,192 / (n + 1) tokens: twice the bytes halve it. It
 # begins at 4,096 tokens for 2 MiB and ends at 63 tokens for 256 MiB; the mean is about half of the largest. "align" and
 # "all" are on this curve (but for the running state): they are two of its points, not two different things.
