@@ -11,7 +11,15 @@ from peak_memory import MemoryTracker, attention_training_memory, benchmark_atte
 from labkit.meters.fakes import SmallDevice, out_of_memory
 from labkit.meters.tensors import measure_peak
 
-SHAPES = [(8, 256, 16, 4), (2, 63, 17, 4), (3, 200, 20, 2), (1, 1, 512, 8), (1, 40, 170, 4), (2, 64, 1024, 4)]
+SHAPES = [
+    (8, 256, 16, 4),
+    (2, 63, 17, 4),
+    (3, 200, 20, 2),
+    (1, 1, 512, 8),
+    (1, 40, 170, 4),
+    (4, 64, 1024, 4),
+    (1000, 1, 4, 4),
+]
 
 
 def left_over(function):

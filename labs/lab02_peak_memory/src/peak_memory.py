@@ -44,7 +44,8 @@ class StorageWatch(TorchDispatchMode):
     ran(operator, operands, results): called after each operator of the forward and of the backward pass, with its name
         and with the storages behind its operands and behind its results, as {key: bytes}.
     freed(key): called when the last owner of a storage that was once among the results has released it, be that a
-        variable, a view or autograd. Also after the block, and also where the storage is older than the block.
+        variable, a view or autograd. Also after the block, and also where the storage is older than the block. Python
+        prints an error in it and goes on.
     """
 
     def __init__(

@@ -84,8 +84,9 @@ class TestMemoryTracker:
     @pytest.mark.basic
     def test_the_peak_is_of_one_moment(self):
         hint = "arrays came and went: a released storage's identity is used again"
+        too_early = {"the peak is compared before new storages are counted, or only when it is read": 0}
         self.check(
-            After("for _ in range(5): torch.zeros(1000)", 0, 4000, hint),
+            After("for _ in range(5): torch.zeros(1000)", 0, 4000, hint, too_early),
             After("kept = [torch.zeros(500) for _ in range(3)]", 6000, 6000, hint),
         )
 
@@ -219,7 +220,7 @@ class TestMemoryTracker:
     def test_statistics_of_cuda(self, device):
         """A stand-in has 2000 bytes allocated before the block, 5000 at their peak."""
         mistakes = {
-            "another device is read, the current one": -2000,
+            "another device is read, the current one, or another statistic": -2000,
             "the peak is not reset on entering": 3000,
             "what was allocated on entering is not subtracted": 2400,
         }
@@ -274,9 +275,13 @@ class TestMeasureMemory:
 
     @pytest.mark.basic
     def test_random_sizes(self, rng):
-        hint = "the peak is over what was there before this call, not what an earlier call needed"
         for n in (5000, *rng.integers(10, 4000, 3).tolist()):
-            self.check("(x + 1).sum()", torch.zeros(n), 4 * n + 4, hint=hint)
+            mistakes = {
+                "the peak is that of an earlier call": 20_004,
+                "the arguments are subtracted, which were never counted": 4,
+                "the result is left out: it counts, it was not there before": 4 * n,
+            }
+            self.check("(x + 1).sum()", torch.zeros(n), 4 * n + 4, mistakes)
 
     def test_fn_and_its_arguments(self):
         @probe
@@ -467,10 +472,11 @@ class TestSavedForBackward:
 
 
 SHAPES = [
-    *((8, 16384, 128, 4), (1, 2**20, 64, 4), (2, 63, 17, 4), (7, 31, 31, 4), (1, 1, 1, 4)),  # long and odd sequences
+    *((8, 16384, 128, 4), (1, 2**20, 64, 4), (2, 63, 17, 4), (7, 31, 31, 4)),  # long and odd sequences
     *((3, 200, 20, 1), (3, 200, 20, 2), (3, 200, 20, 8)),
     # where d is large against N, another moment has the peak
-    *((1, 1, 512, 4), (3, 5, 300, 4), (1, 40, 170, 4), (1, 40, 80, 4), (2, 64, 1024, 4)),
+    *((4, 64, 1024, 4), (3, 5, 300, 4), (1, 40, 170, 4), (1, 40, 80, 4)),
+    *((1000, 1, 4, 4), (1, 1, 512, 4), (1, 1, 1, 4)),  # one token
 ]
 """Batch, N, d and bytes of an element."""
 
