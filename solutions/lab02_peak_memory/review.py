@@ -62,6 +62,7 @@ def test_MemoryTracker(device):
         del kept[1:]
         read(tracker)
         tracker.reset()
+        read(tracker)
         kept += [kept[0][3:], kept[0].view(20, 25).T, *kept[0].split(7), place.zero_(), place[3:]]
         kept += [torch.zeros(77, dtype=torch.bool), torch.zeros(10, dtype=torch.float64, device=device), x.max(-1)]
         kept += [torch.zeros(5, device=device).clone(), torch.empty_strided((10,), (100,), device=device)]
@@ -73,12 +74,22 @@ def test_MemoryTracker(device):
         read(tracker, inner)
         w.exp().sum().backward()
         read(tracker)
+    del place
     kept[:] = [torch.zeros(50)]
     read(tracker)
     with tracker:
         kept[:] = [torch.zeros(3)]
         read(tracker)
-    assert readings == [(2000, 6400), (5829, 5829), (5869, 5869), (20, 20), (9869, 13_877), (4000, 13_877), (12, 12)]
+    assert readings == [
+        (2000, 6400),
+        (2000, 2000),
+        (5829, 5829),
+        (5869, 5869),
+        (20, 20),
+        (9869, 13_877),
+        (4000, 13_877),
+        (12, 12),
+    ]
 
 
 def test_MemoryTracker_devices(gpus, monkeypatch):
