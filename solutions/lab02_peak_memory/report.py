@@ -9,7 +9,7 @@
 import matplotlib.pyplot as plt
 import torch
 
-from labkit.notebook import student_module
+from labkit.notebook import compare, predict, student_module
 
 peak_memory = student_module("lab02")
 MIB, GIB = 2**20, 2**30
@@ -37,9 +37,9 @@ for row in rows:
 # %% nbgrader={"grade": true, "grade_id": "figure_lengths", "solution": true}
 figure, ax = plt.subplots(figsize=(7, 4.6), layout="constrained")
 ### BEGIN SOLUTION
-# Rubric, 5 points: 1 four predicted lines; 1 measured points of both columns on the right lines, in the same unit;
-# 1 logarithmic axes with quantity and GiB; 1 the device and both crossings, at 14,122 and 11,537; 1 a legend that tells
-# measured from predicted.
+# Rubric, 4 points: 1 four predicted lines; 1 measured points of both columns on the right lines, in the same unit;
+# 1 logarithmic axes with quantity and GiB, and a legend that tells measured from predicted; 1 the device and both
+# crossings, at 14,122 and 11,537.
 lengths = [2 ** (power / 2) for power in range(16, 31)]
 predictions = [peak_memory.attention_training_memory(8, int(length), 64) for length in lengths]
 for name in ("step_peak", "forward_peak", "saved", "inputs"):
@@ -74,146 +74,77 @@ plt.show()
 ### END SOLUTION
 
 # %% [markdown]
-# ## 2. What is saved, and why the exponentials
+# ## 2. The same softmax, one line changed
 #
-# The next cell counts what three versions of attention save, in arrays of N × N.
+# `attention` on the CPU, the second of two steps at (B, N, d) = (8, 256, 16). `step_peak_mib` measures a whole step,
+# forward and backward, with your tracker.
 
 
 # %%
-def built_in(q, k, v):
-    """The same attention, its softmax one operator."""
-    return (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1) @ v
-
-
-def detached_maximum(q, k, v):
-    """Written out, the maximum a constant to autograd."""
-    scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
-    exponentials = (scores - scores.detach().max(-1, keepdim=True)[0]).exp()
-    return exponentials / exponentials.sum(-1, keepdim=True) @ v
-
-
-n = 512
-q, k, v = (torch.randn(2, n, 64, requires_grad=True) for _ in range(3))
-for form in (peak_memory.attention, detached_maximum, built_in):
-    saved_bytes = peak_memory.saved_for_backward(form, q, k, v)
-    print(f"{form.__name__:17s} {saved_bytes:10,} bytes = {saved_bytes / (2 * n * n * 4):.4f} arrays of N × N")
-
-# %% [markdown]
-# A note on the benchmark says that S and P, the scores and the weights, are what is saved for the backward pass.
-#
-# (a) Which two N × N arrays does `attention` really save? For each of them name the operators whose backward pass
-# needs it, with the derivative that shows it. Why are the scores not among them?
-#
-# (b) The rest of what `attention` saves is 12 bytes for each query. Which arrays are that?
-#
-# (c) `detached_maximum` saves less. Are its gradients still right? Why?
-#
-# (d) Why is one array enough for the built-in softmax?
-
-# %% [markdown] nbgrader={"grade": true, "grade_id": "what_is_saved", "solution": true}
-# (a) The exponentials e and the weights p = e/r. exp saves its own result, because d exp(z)/dz = exp(z). The quotient
-# saves both operands: ∂(e/r)/∂e = 1/r needs r, ∂(e/r)/∂r = −e/r² needs e: the same storage, saved a second time. The
-# product p·v saves p for the gradient of v (pᵀ dO), and v. The scores are input of a subtraction and of `max`: the
-# derivative of x − m is 1 and −1, that of max needs only the position. Their values are not needed.
-#
-# (b) The position of each row's maximum, int64, 8 bytes, for the backward pass of max; and the row sum, 4 bytes.
-#
-# (c) Yes. Softmax does not change when a constant is taken from a row, so the derivative with respect to the maximum is
-# 0; autograd computes this 0 because it does not know. Without it the positions need not be kept.
-#
-# (d) Its backward pass can be written with its result alone: dS = p ∘ (dP − rowsum(dP ∘ p)). The exponentials and the
-# row sums never leave the operator.
-#
-# Rubric, 5 points: 2 exponentials and weights, each with an operator and its derivative; 1 why not the scores, or 1
-# for (b) with 8 + 4 bytes (both: 1); 1 (c) yes, with the shift; 1 (d) a formula or sentence that needs only p.
-
-# %% [markdown]
-# ## 3. The moment of the peak
-#
-# The next cell measures one training step at two shapes and takes the readings that your tracker allows.
-
-# %%
-for shape in ((2, 256, 16), (2, 16, 256)):
+def step_peak_mib(softmax):
+    """The peak of the second training step, in MiB, of attention with this softmax."""
     with peak_memory.MemoryTracker() as tracker:
-        inputs = [torch.randn(shape, requires_grad=True) for _ in range(3)]
+        q, k, v = (torch.randn(8, 256, 16, requires_grad=True) for _ in range(3))
         for _ in range(2):
             tracker.reset()
-            loss = peak_memory.attention(*inputs).sum()
-            forward, live = tracker.peak_allocated(), tracker.current_allocated()
+            loss = (softmax(q @ k.transpose(-2, -1) / 16**0.5) @ v).sum()
             loss.backward()
-    square = shape[0] * shape[1] ** 2 * 4
-    print(
-        f"(B, N, d) = {shape}, in arrays of N × N: forward peak {forward / square:.2f}, "
-        f"live before backward {live / square:.2f}, step peak {tracker.peak_allocated() / square:.2f}"
-    )
+    return tracker.peak_allocated() / MIB
+
+
+print(f"with the quotient: {step_peak_mib(peak_memory.softmax):.5f} MiB")
 
 # %% [markdown]
-# (a) At (2, 256, 16) the step's peak is about 2 arrays above the forward peak. Name the six N × N arrays that are alive
-# then, and those of the forward peak.
-#
-# (b) At (2, 16, 256) which moment of the forward pass is the peak, and which of the backward pass? Derive from the
-# table of moments the relation between N and d at which the forward peak moves from one moment to the other (leave out
-# whatever is not N × N or N × d).
-#
-# (c) The benchmark prints the forward peak as `mem_max`. Someone chooses a device by this number. By what factor is it
-# too small for training at large N?
-
-# %% [markdown] nbgrader={"grade": true, "grade_id": "which_moment", "solution": true}
-# (a) Forward, when the quotient has been made: scores, shifted, exponentials, weights. Backward, inside the quotient:
-# the exponentials (saved) and five others: the gradient of the weights; e/r computed once more; that divided by r
-# once more; minus the gradient of the weights; the product of the last two, which is then summed to the gradient of
-# r. The weights themselves are gone: the product with v was done before and let go of them.
-#
-# (b) Forward: when the loss is made, with the output alive and scores and shifted scores gone. Backward: through
-# q @ kᵀ, where the gradients of q and k are there before they are added to those kept: one N × N and two N × d. The
-# forward moments are 4N² against 2N² + N·d, so they change places at d = 2N.
-#
-# (c) 6/4 = 1.5 (with inputs, gradients and the workspace a little less).
-#
-# Rubric, 5 points: 1 the four of the forward pass; 1 the exponentials and five arrays of the quotient's backward
-# pass; 1 the moments at (2, 16, 256); 1 d = 2N; 1 the factor 1.5.
-
-# %% [markdown]
-# ## 4. A formula for "out of memory" that is wrong
-#
-# The benchmark (batch 8, float32, a device of 98 GiB) has a formula for the longest sequence:
-#
-# $$N_{\max} = \sqrt{\frac{98\ \mathrm{GiB} - 64\ \mathrm{MiB}}{2 \cdot 8 \cdot 4\ \mathrm{bytes}}} \approx 39\,800$$
-#
-# and the sentence that memory runs out between 16,384 and 32,768. It also says that the workspaces are 64 MB for the
-# forward and 64 MB for the backward pass.
-#
-# (a) Compute the formula. Which of the totals does it estimate, and what does `largest_seq_len` give for that one?
-#
-# (b) What are the longest sequences by the forward peak and by the whole step, at d = 64? Which of the three answers
-# agrees with the sentence, and which one should you believe when you train?
-#
-# (c) Show with the first row of the table that one of the two numbers for the workspaces must be wrong.
-#
-# (d) The notes call the peak at N = 16384 "33 GB". What is it in GiB and in GB, at d = 16, and where does 33 come from?
+# Now the last line of `softmax` multiplies instead of dividing: `exponentials * (1 / row_sums)`. The result is the
+# same. Predict the step's peak. Type the number instead of None.
 
 # %%
-# Room for your arithmetic.
+predicted = predict(None, "MiB")
 
-# %% [markdown] nbgrader={"grade": true, "grade_id": "does_it_fit", "solution": true}
-# (a) √((98·2³⁰ − 64·2²⁰)/64) = 40,535, not 39,800. It counts two N × N arrays: what is saved.
-# `largest_seq_len(98 * 2**30, 8, 64, peak="saved")` gives 40,547 (no workspace, but the columns).
-#
-# (b) 28,614 by the forward peak and 23,370 by the step. Both are between 16,384 and 32,768, the formula's own answer is
-# not. For training the step has to fit: 23,370.
-#
-# (c) The row at N = 256, d = 16 is 72.7739 MiB. Its tensors are known: 6 of 0.125 MiB, 4 of 2 MiB, 24 KiB of columns
-# and 512 B, together 8.7739 MiB. That leaves 64 MiB for workspaces in all, not 128. (It is the published table's time
-# that had them in every row: torch 2.15 gives a workspace back after each product.)
-#
-# (d) 34,478,752,256 bytes: 32.11 GiB or 34.48 GB. The table has 32,881.5 MiB; divided by 1000 instead of 1024 that is
-# "33", in no unit.
-#
-# Rubric, 5 points: 1 40,535 and "saved"; 1 the two lengths; 1 the step, with a reason; 1 the workspace by
-# subtraction; 1 GiB and GB, and the division by 1000.
+
+# %%
+def softmax_by_product(scores):
+    """The stub's softmax, but for its last line."""
+    shifted = scores - scores.max(-1, keepdim=True)[0]
+    exponentials = shifted.exp()
+    row_sums = exponentials.sum(-1, keepdim=True)
+    return exponentials * (1 / row_sums)
+
+
+compare(predicted, step_peak_mib(softmax_by_product), "MiB")
 
 # %% [markdown]
-# ## 5. Three measurements that lie
+# (a) Explain the gap between prediction and measurement, in (B, N, N) arrays of 2 MiB; if there was none, say which
+# terms your prediction had.
+#
+# (b) Name the (B, N, N) arrays that are alive at this peak, and those that the quotient had besides.
+#
+# (c) Change `attention` once more, with the same result, so that the step's peak falls below 7.5 MiB. Give the code and
+# the number, and say which array is gone.
+
+# %%
+# Room for your change and its measurement.
+
+# %% [markdown] nbgrader={"grade": true, "grade_id": "change_the_peak", "solution": true}
+# (a) Predicted 12.77 MiB, since the same arrays are saved; measured 8.789. The peak was never what is saved: it was
+# made of temporaries of the quotient's backward pass, and the product has fewer. 12.773 − 8.789 MiB are two arrays of
+# 2 MiB; the 16 KiB less are two more columns of row sums, 1/r and what it is multiplied with.
+#
+# (b) Four: the exponentials, the gradient dP of the weights, and what the product makes of it: dP/r, the gradient of
+# the exponentials, and dP·e, which is then summed to the gradient of 1/r. The forward pass also reaches four, when the
+# weights are made: scores, shifted, exponentials, weights. The quotient had e, dP and e/r computed once more; that
+# divided by r once more; minus dP; the product of the last two. So two more.
+#
+# (c) Divide after the product with v: `(e @ v) / r`, with e and r from a function of their own, gives 6.77 MiB: no
+# quotient of (B, N, N) is made, forward or backward, so only e, its gradient and one temporary are alive. Or
+# `scores.softmax(-1)`: 6.75 MiB, since its backward pass is one operator that needs only the weights.
+#
+# Rubric, 5 points: 2 for (a): the gap in arrays, and that the temporaries of a backward pass make the peak, not what is
+# saved (no gap: the terms). 2 for (b): 1 the four arrays of one of the two moments, 1 what the quotient had besides.
+# 1 for (c): code with the same result, and a number below 7.5 MiB with the array that is gone.
+
+# %% [markdown]
+# ## 3. Three measurements that lie
 #
 # Each of the following claims that one call of `attention` in training needs less than one array of N × N. All three
 # pass on a machine without a GPU.

@@ -11,7 +11,15 @@ from peak_memory import MemoryTracker, attention_training_memory, benchmark_atte
 from labkit.meters.fakes import SmallDevice, out_of_memory
 from labkit.meters.tensors import measure_peak
 
-SHAPES = [(8, 256, 16, 4), (2, 63, 17, 4), (3, 200, 20, 2), (1, 1, 512, 8), (1, 40, 170, 4), (2, 64, 1024, 4)]
+SHAPES = [
+    (8, 256, 16, 4),
+    (2, 63, 17, 4),
+    (3, 200, 20, 2),
+    (1, 1, 512, 8),
+    (1, 40, 170, 4),
+    (4, 64, 1024, 4),
+    (1000, 1, 4, 4),
+]
 
 
 def left_over(function):
@@ -54,6 +62,7 @@ def test_MemoryTracker(device):
         del kept[1:]
         read(tracker)
         tracker.reset()
+        read(tracker)
         kept += [kept[0][3:], kept[0].view(20, 25).T, *kept[0].split(7), place.zero_(), place[3:]]
         kept += [torch.zeros(77, dtype=torch.bool), torch.zeros(10, dtype=torch.float64, device=device), x.max(-1)]
         kept += [torch.zeros(5, device=device).clone(), torch.empty_strided((10,), (100,), device=device)]
@@ -65,12 +74,22 @@ def test_MemoryTracker(device):
         read(tracker, inner)
         w.exp().sum().backward()
         read(tracker)
+    del place
     kept[:] = [torch.zeros(50)]
     read(tracker)
     with tracker:
         kept[:] = [torch.zeros(3)]
         read(tracker)
-    assert readings == [(2000, 6400), (5829, 5829), (5869, 5869), (20, 20), (9869, 13_877), (4000, 13_877), (12, 12)]
+    assert readings == [
+        (2000, 6400),
+        (2000, 2000),
+        (5829, 5829),
+        (5869, 5869),
+        (20, 20),
+        (9869, 13_877),
+        (4000, 13_877),
+        (12, 12),
+    ]
 
 
 def test_MemoryTracker_devices(gpus, monkeypatch):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 T = TypeVar("T")
 
@@ -23,6 +26,55 @@ def softmax(scores: torch.Tensor) -> torch.Tensor:
     exponentials = shifted.exp()
     row_sums = exponentials.sum(-1, keepdim=True)
     return exponentials / row_sums
+
+
+def storages(tree: Any) -> dict[int, torch.UntypedStorage]:
+    """The storages behind the tensors in nested lists, tuples and dicts: {key: storage}. Given.
+
+    A storage is the memory behind a tensor; its views have the same one. A key identifies a storage while that is
+    alive, and a later storage may get the key again. Memory is not freed while you hold its storage.
+    """
+    tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
+
+
+class StorageWatch(TorchDispatchMode):
+    """In a `with` block, reports each operator that torch runs, and later which of its storages are freed. Given.
+
+    ran(operator, operands, results): called after each operator of the forward and of the backward pass, with its name
+        and with the storages behind its operands and behind its results, as {key: bytes}.
+    freed(key): called when the last owner of a storage that was once among the results has released it, be that a
+        variable, a view or autograd. Also after the block, and also where the storage is older than the block. Python
+        prints an error in it and goes on.
+    """
+
+    def __init__(
+        self, ran: Callable[[str, dict[int, int], dict[int, int]], None], freed: Callable[[int], None]
+    ) -> None:
+        super().__init__()
+        self._ran, self._freed = ran, freed
+        self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or the first operator imports torch's compiler, which takes seconds
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        operands = {key: storage.nbytes() for key, storage in storages((args, kwargs)).items()}
+        result = func(*args, **(kwargs or {}))
+        results = storages(result)
+        for key, storage in results.items():
+            self._report_when_freed(key, storage)
+        self._ran(str(func), operands, {key: storage.nbytes() for key, storage in results.items()})
+        return result
+
+    def _report_when_freed(self, key: int, storage: torch.UntypedStorage) -> None:
+        def report(_: object) -> None:
+            del self._references[key]  # the key may be used again
+            self._freed(key)
+
+        if key not in self._references:
+            self._references[key] = weakref.ref(storage, report)  # refers to the storage without keeping it alive
 
 
 class MemoryTracker:
@@ -56,12 +108,23 @@ class MemoryTracker:
         raise NotImplementedError()
 
     def __enter__(self) -> MemoryTracker:
+        """Start from zero. For "cpu" and "meta", enter a `StorageWatch(self._ran, self._freed)`."""
         # YOUR CODE HERE
         raise NotImplementedError()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # YOUR CODE HERE
+        raise NotImplementedError()
+
+    def _ran(self, operator: str, operands: dict[int, int], results: dict[int, int]) -> None:
+        """Count the storages that `operator` made, and the peak: see `StorageWatch`."""
+        # YOUR CODE HERE
+        raise NotImplementedError()
+
+    def _freed(self, key: int) -> None:
+        """Count a storage no more: see `StorageWatch`."""
         # YOUR CODE HERE
         raise NotImplementedError()
 
@@ -132,11 +195,12 @@ def attention_training_memory(batch: int, seq_len: int, d_model: int, dtype_byte
         dtype_bytes: bytes of one element of q, k, v and all that is computed from them (float32: 4).
 
     Returns:
-        dict, in bytes (ints). The parts: "inputs" (q, k and v together), "gradients" (theirs, together), "scores",
-        "shifted", "exponentials", "weights" (one (B, N, N) array each), "argmax" (int64, whatever dtype_bytes is),
-        "row_sums", "loss" (one number), "workspace" (64 MiB, cuBLAS's own). The totals: "saved" is what the forward
-        pass leaves for the backward pass; "forward_peak" the most that is alive at one moment of the forward pass,
-        "step_peak" of forward and backward, both including everything that is always alive.
+        dict, in bytes (ints). The parts: "inputs" (q, k and v together), "gradients" (theirs, together); "scores",
+        "shifted", "exponentials", "weights" (the lines of `softmax`, one (B, N, N) array each); "argmax" (where `max`
+        found each row's maximum, for its backward pass: (B, N, 1), int64 whatever dtype_bytes is); "row_sums"
+        ((B, N, 1)); "loss" (one number); "workspace" (64 MiB that cuBLAS keeps). The totals: "saved" is what the
+        forward pass leaves for the backward pass; "forward_peak" the most that is alive at one moment of the forward
+        pass, "step_peak" of forward and backward, both including everything that is always alive.
 
     Raises:
         ValueError: naming the argument that is below 1.

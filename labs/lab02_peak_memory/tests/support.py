@@ -99,7 +99,21 @@ def assert_prediction(got, shape, itemsize=4):
 def _left_out(name, want, unrounded):
     """What a total comes to where one of its parts is left out, or counted twice, or is not rounded, `unrounded`."""
     square, argmax, sums = (want[part] for part in ("scores", "argmax", "row_sums"))
-    found = {
+    always = sum(want[part] for part in ("inputs", "gradients", "loss", "workspace"))
+    found = {}
+    if name != "saved":
+        found["a loss, or the gradient of the loss, is left out"] = want[name] - want["loss"]
+        found["one (B, N, d) array too few is counted"] = want[name] - want["inputs"] // 3
+    if name == "forward_peak":
+        text = "the quotient's moment is taken, where a later one is larger"
+        found[text] = always + 4 * square + argmax + sums
+    if name == "step_peak":
+        found["the forward peak is taken, where a moment of the backward pass is larger"] = want["forward_peak"]
+        text = "the moment of the quotient's backward pass is taken, where another one is larger"
+        found[text] = always + want["loss"] + 6 * square + argmax + sums
+        text = "the moment of the backward pass through weights @ v is taken, where a later one is larger"
+        found[text] = always + want["loss"] + 3 * square + argmax + sums + want["inputs"] // 3
+    found |= {
         "one (B, N, N) array too few is counted": want[name] - square,
         "two (B, N, N) arrays too few are counted": want[name] - 2 * square,
         "one (B, N, N) array too many is counted": want[name] + square,
@@ -111,10 +125,7 @@ def _left_out(name, want, unrounded):
     if name != "saved":
         text = "the gradients, as large as the inputs, or the inputs are left out"
         found[text] = want[name] - want["inputs"]
-        found["a loss, or the gradient of the loss, is left out"] = want[name] - want["loss"]
         found["the workspace is left out"] = want[name] - want["workspace"]
-    if name == "step_peak":
-        found["the moments of the backward pass are left out"] = want["forward_peak"]
     return found
 
 
@@ -202,16 +213,24 @@ def assert_memory_columns(row):
         first = "the first step is read, where no gradients and no loss are there yet"
         if definition == "saved":
             mistakes |= {first: want + loss / MIB, "it is read after backward()": 0.0}
+            mistakes["the workspace of 64 MiB is added to the growth"] = want + CUDA_WORKSPACE_BYTES / MIB
         else:
             of_the_step = step_memory(shape, "step_peak", **exact) / MIB
             mistakes |= {
                 "the workspace of 64 MiB is left out": want - CUDA_WORKSPACE_BYTES / MIB,
                 first: want - (3 * tall + loss) / MIB,
-                "there are no gradients: .grad stays from step to step": want - 3 * tall / MIB,
+                "the inputs are made outside the tracker's block, or .grad does not stay from step to step": want
+                - 3 * tall / MIB,
+                "the loss is thrown away: the variable stays from step to step": want - loss / MIB,
+                "the peak is reset after the forward pass, not before": step_memory(
+                    shape, "live_after_forward", **exact
+                )
+                / MIB,
                 "what is alive at the step's start is subtracted": want - (6 * tall + loss) / MIB,
                 "what is alive at the step's start is subtracted, and the workspace left out": want
                 - (6 * tall + loss + CUDA_WORKSPACE_BYTES) / MIB,
                 "it is read after backward(): the peak is that of both passes": of_the_step,
+                "the peak is not reset before the step: it is that of the first step": of_the_step - 2 * tall / MIB,
             }
         if device == "meta":
             unrounded = step_memory(shape, definition, round_to=1)

@@ -84,8 +84,9 @@ class TestMemoryTracker:
     @pytest.mark.basic
     def test_the_peak_is_of_one_moment(self):
         hint = "arrays came and went: a released storage's identity is used again"
+        too_early = {"the peak is compared before new storages are counted, or only when it is read": 0}
         self.check(
-            After("for _ in range(5): torch.zeros(1000)", 0, 4000, hint),
+            After("for _ in range(5): torch.zeros(1000)", 0, 4000, hint, too_early),
             After("kept = [torch.zeros(500) for _ in range(3)]", 6000, 6000, hint),
         )
 
@@ -109,19 +110,11 @@ class TestMemoryTracker:
         views = "[x.view(1200), x.T, x[3:5], x[:, 1], x.detach(), x.unsqueeze(0).expand(9, 30, 40), *x.unbind(0)]"
         self.check(
             After("x = torch.zeros(30, 40, device=device)", 4800, 4800),
-            After(f"views = {views}", 4800, 4800, "data_ptr() differs from view to view"),
-            After("y = x.clone()", 9600, 9600, "a meta tensor has a storage with a size; its data_ptr() is 0"),
+            After(f"views = {views}", 4800, 4800, "a view has its base's storage: it is no new memory"),
+            After("y = x.clone()", 9600, 9600),
             After("del x, views[1:]", 9600, 9600, "a storage lives as long as any view of it"),
             After("views.clear()", 4800, 9600),
             device=device,
-        )
-
-    def test_a_view_counts_with_its_whole_storage(self):
-        hint = "the tensor's elements are counted instead of its storage"
-        self.check(
-            After("x = torch.empty_strided((10,), (100,))", 3604, 3604, f"{hint}: every hundredth of 901"),
-            After("x = torch.zeros(1000)[:10]", 4000, None, hint),
-            After("y = torch.zeros(100).expand(50, 100)", 4400, None, hint),
         )
 
     def test_arrays_made_before_and_results_in_place_add_nothing(self):
@@ -227,8 +220,9 @@ class TestMemoryTracker:
     def test_statistics_of_cuda(self, device):
         """A stand-in has 2000 bytes allocated before the block, 5000 at their peak."""
         mistakes = {
-            "another device is read, the current one": -2000,
+            "another device is read, the current one, or another statistic": -2000,
             "the peak is not reset on entering": 3000,
+            "what was allocated on entering is not subtracted": 2400,
         }
         hint = "not what is reserved, minus what was allocated on entering, and of the tracker's own device"
         self.check(
@@ -281,9 +275,13 @@ class TestMeasureMemory:
 
     @pytest.mark.basic
     def test_random_sizes(self, rng):
-        hint = "the peak is over what was there before this call, not what an earlier call needed"
         for n in (5000, *rng.integers(10, 4000, 3).tolist()):
-            self.check("(x + 1).sum()", torch.zeros(n), 4 * n + 4, hint=hint)
+            mistakes = {
+                "the peak is that of an earlier call": 20_004,
+                "the arguments are subtracted, which were never counted": 4,
+                "the result is left out: it counts, it was not there before": 4 * n,
+            }
+            self.check("(x + 1).sum()", torch.zeros(n), 4 * n + 4, mistakes)
 
     def test_fn_and_its_arguments(self):
         @probe
@@ -474,10 +472,11 @@ class TestSavedForBackward:
 
 
 SHAPES = [
-    *((8, 16384, 128, 4), (1, 2**20, 64, 4), (2, 63, 17, 4), (7, 31, 31, 4), (1, 1, 1, 4)),  # long and odd sequences
+    *((8, 16384, 128, 4), (1, 2**20, 64, 4), (2, 63, 17, 4), (7, 31, 31, 4)),  # long and odd sequences
     *((3, 200, 20, 1), (3, 200, 20, 2), (3, 200, 20, 8)),
     # where d is large against N, another moment has the peak
-    *((1, 1, 512, 4), (3, 5, 300, 4), (1, 40, 170, 4), (1, 40, 80, 4), (2, 64, 1024, 4)),
+    *((4, 64, 1024, 4), (3, 5, 300, 4), (1, 40, 170, 4), (1, 40, 80, 4)),
+    *((1000, 1, 4, 4), (1, 1, 512, 4), (1, 1, 1, 4)),  # one token
 ]
 """Batch, N, d and bytes of an element."""
 

@@ -1,43 +1,10 @@
 """Mistakes that are other algorithms: they stand on the names of the solution and take the place of its own."""
 
-import gc
-
-
-class TrackerGarbageCollector:
-    def __init__(self, round_to=1):
-        self.round_to = round_to
-        self.there_before = {}
-        self.highest = 0
-
-    def __enter__(self):
-        self.there_before = self.storages()
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    def storages(self):
-        tensors = [thing for thing in gc.get_objects() if type(thing) is torch.Tensor]
-        return {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
-
-    @property
-    def live_bytes(self):
-        new = {key: nbytes for key, nbytes in self.storages().items() if key not in self.there_before}
-        self.highest = max(self.highest, sum(new.values()))
-        return sum(new.values())
-
-    @property
-    def peak_bytes(self):
-        return max(self.live_bytes, self.highest)
-
-    def reset(self):
-        self.highest = 0
-
 
 def saved_built_in_nodes_only(fn, *args):
     output = fn(*args)
-    left_out = {tensor.untyped_storage()._cdata for tensor in _tensors((fn, args, output))}
-    saved, nodes, seen = {}, [tensor.grad_fn for tensor in _tensors(output)], set()
+    left_out = storages((args, output, list(fn.parameters()) if isinstance(fn, torch.nn.Module) else []))
+    saved, nodes, seen = {}, [getattr(leaf, "grad_fn", None) for leaf in tree_leaves(output)], set()
     while nodes:
         node = nodes.pop()
         if node is None or node in seen:
@@ -45,14 +12,14 @@ def saved_built_in_nodes_only(fn, *args):
         seen.add(node)
         nodes += [following for following, _ in node.next_functions]
         for name in dir(node):
-            for value in _tensors(getattr(node, name)) if name.startswith("_saved_") else ():
-                if value.dim() or value.dtype not in (torch.float64, torch.int64):
-                    saved[value.untyped_storage()._cdata] = value.untyped_storage().nbytes()
-    return sum(nbytes for key, nbytes in saved.items() if key not in left_out)
+            if name.startswith("_saved_"):
+                values = [value for value in tree_leaves(getattr(node, name)) if isinstance(value, torch.Tensor)]
+                saved |= storages([x for x in values if x.dim() or x.dtype not in (torch.float64, torch.int64)])
+    return sum(storage.nbytes() for key, storage in saved.items() if key not in left_out)
 
 
 def saved_formula_of_attention(fn, *args):
-    q = _tensors(args)[0]
+    q = next(leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor))
     n = q.shape[-2] if q.dim() > 1 else 1
     return 2 * n * n * q.numel() // (n * q.shape[-1]) * q.element_size()
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 T = TypeVar("T")
 
@@ -23,6 +26,55 @@ def softmax(scores: torch.Tensor) -> torch.Tensor:
     exponentials = shifted.exp()
     row_sums = exponentials.sum(-1, keepdim=True)
     return exponentials / row_sums
+
+
+def storages(tree: Any) -> dict[int, torch.UntypedStorage]:
+    """The storages behind the tensors in nested lists, tuples and dicts: {key: storage}. Given.
+
+    A storage is the memory behind a tensor; its views have the same one. A key identifies a storage while that is
+    alive, and a later storage may get the key again. Memory is not freed while you hold its storage.
+    """
+    tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
+
+
+class StorageWatch(TorchDispatchMode):
+    """In a `with` block, reports each operator that torch runs, and later which of its storages are freed. Given.
+
+    ran(operator, operands, results): called after each operator of the forward and of the backward pass, with its name
+        and with the storages behind its operands and behind its results, as {key: bytes}.
+    freed(key): called when the last owner of a storage that was once among the results has released it, be that a
+        variable, a view or autograd. Also after the block, and also where the storage is older than the block. Python
+        prints an error in it and goes on.
+    """
+
+    def __init__(
+        self, ran: Callable[[str, dict[int, int], dict[int, int]], None], freed: Callable[[int], None]
+    ) -> None:
+        super().__init__()
+        self._ran, self._freed = ran, freed
+        self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or the first operator imports torch's compiler, which takes seconds
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        operands = {key: storage.nbytes() for key, storage in storages((args, kwargs)).items()}
+        result = func(*args, **(kwargs or {}))
+        results = storages(result)
+        for key, storage in results.items():
+            self._report_when_freed(key, storage)
+        self._ran(str(func), operands, {key: storage.nbytes() for key, storage in results.items()})
+        return result
+
+    def _report_when_freed(self, key: int, storage: torch.UntypedStorage) -> None:
+        def report(_: object) -> None:
+            del self._references[key]  # the key may be used again
+            self._freed(key)
+
+        if key not in self._references:
+            self._references[key] = weakref.ref(storage, report)  # refers to the storage without keeping it alive
 
 
 class MemoryTracker:
@@ -58,13 +110,21 @@ class MemoryTracker:
             raise ValueError(f"device must be cpu, meta or cuda, got {str(device)!r}")
         if self._device.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeError("no CUDA device here: its allocator's statistics would read 0")
-        self._counter = _counter_for(self._device)
+        self._round_to = 1
+        self._alive: dict[int, int] = {}
+        self._peak_bytes = self._baseline_bytes = 0
         ### END SOLUTION
 
     def __enter__(self) -> MemoryTracker:
+        """Start from zero. For "cpu" and "meta", enter a `StorageWatch(self._ran, self._freed)`."""
         ### BEGIN SOLUTION
-        self._counter = _counter_for(self._device)
-        self._counter.__enter__()
+        self._alive, self._peak_bytes = {}, 0
+        self._watch = StorageWatch(self._ran, self._freed)
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+            self._baseline_bytes = torch.cuda.memory_allocated(self._device)
+        else:
+            self._watch.__enter__()
         return self
         ### END SOLUTION
 
@@ -72,25 +132,47 @@ class MemoryTracker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         ### BEGIN SOLUTION
-        self._counter.__exit__(kind, error, trace)
+        if self._device.type != "cuda":
+            self._watch.__exit__(kind, error, trace)
+        ### END SOLUTION
+
+    def _ran(self, operator: str, operands: dict[int, int], results: dict[int, int]) -> None:
+        """Count the storages that `operator` made, and the peak: see `StorageWatch`."""
+        ### BEGIN SOLUTION
+        for key, nbytes in results.items():
+            if key not in operands and key not in self._alive:
+                self._alive[key] = _rounded(nbytes, self._round_to)
+        self._peak_bytes = max(self._peak_bytes, self.current_allocated())
+        ### END SOLUTION
+
+    def _freed(self, key: int) -> None:
+        """Count a storage no more: see `StorageWatch`."""
+        ### BEGIN SOLUTION
+        self._alive.pop(key, None)
         ### END SOLUTION
 
     def reset(self) -> None:
         """Start the peak again, from what is alive now."""
         ### BEGIN SOLUTION
-        self._counter.reset()
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        self._peak_bytes = self.current_allocated()
         ### END SOLUTION
 
     def current_allocated(self) -> int:
         """Bytes alive now, of those allocated since entering."""
         ### BEGIN SOLUTION
-        return self._counter.live_bytes
+        if self._device.type == "cuda":
+            return torch.cuda.memory_allocated(self._device) - self._baseline_bytes
+        return sum(self._alive.values())
         ### END SOLUTION
 
     def peak_allocated(self) -> int:
         """The most bytes alive at one moment since entering or since the last `reset`."""
         ### BEGIN SOLUTION
-        return self._counter.peak_bytes
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device) - self._baseline_bytes
+        return self._peak_bytes
         ### END SOLUTION
 
 
@@ -137,13 +219,13 @@ def saved_for_backward(fn: Callable[..., Any], *args: Any) -> int:
     saved: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        saved[storage._cdata] = storage
+        saved.update(storages(tensor))
         return tensor.detach()  # the tensor itself would keep its own graph alive
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = fn(*args)
-    left_out = {tensor.untyped_storage()._cdata for tensor in _tensors((fn, args, output))}
+    owned = [*fn.parameters(), *fn.buffers()] if isinstance(fn, torch.nn.Module) else []
+    left_out = storages((args, output, owned))
     return sum(storage.nbytes() for key, storage in saved.items() if key not in left_out)
     ### END SOLUTION
 
@@ -160,11 +242,12 @@ def attention_training_memory(batch: int, seq_len: int, d_model: int, dtype_byte
         dtype_bytes: bytes of one element of q, k, v and all that is computed from them (float32: 4).
 
     Returns:
-        dict, in bytes (ints). The parts: "inputs" (q, k and v together), "gradients" (theirs, together), "scores",
-        "shifted", "exponentials", "weights" (one (B, N, N) array each), "argmax" (int64, whatever dtype_bytes is),
-        "row_sums", "loss" (one number), "workspace" (64 MiB, cuBLAS's own). The totals: "saved" is what the forward
-        pass leaves for the backward pass; "forward_peak" the most that is alive at one moment of the forward pass,
-        "step_peak" of forward and backward, both including everything that is always alive.
+        dict, in bytes (ints). The parts: "inputs" (q, k and v together), "gradients" (theirs, together); "scores",
+        "shifted", "exponentials", "weights" (the lines of `softmax`, one (B, N, N) array each); "argmax" (where `max`
+        found each row's maximum, for its backward pass: (B, N, 1), int64 whatever dtype_bytes is); "row_sums"
+        ((B, N, 1)); "loss" (one number); "workspace" (64 MiB that cuBLAS keeps). The totals: "saved" is what the
+        forward pass leaves for the backward pass; "forward_peak" the most that is alive at one moment of the forward
+        pass, "step_peak" of forward and backward, both including everything that is always alive.
 
     Raises:
         ValueError: naming the argument that is below 1.
@@ -314,89 +397,9 @@ def benchmark_attention(
 ### BEGIN SOLUTION
 import statistics  # noqa: E402
 import time  # noqa: E402
-import weakref  # noqa: E402
-
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch.utils._pytree import tree_leaves  # noqa: E402
 
 WORKSPACE_BYTES = 64 * 2**20
 ROUNDING_BYTES = 512
-
-
-def _counter_for(device: torch.device) -> _StorageCounter | _CudaCounter:
-    return _CudaCounter(device) if device.type == "cuda" else _StorageCounter()
-
-
-class _StorageCounter(TorchDispatchMode):
-    """Counts the storages of operators' results while they are alive, each rounded up to `round_to`."""
-
-    def __init__(self, round_to: int = 1) -> None:
-        super().__init__()
-        self.round_to = round_to
-        self.live_bytes = self.peak_bytes = 0
-        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def reset(self) -> None:
-        self.peak_bytes = self.live_bytes
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        operands = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
-        result = func(*args, **(kwargs or {}))
-        for tensor in _tensors(result):
-            storage = tensor.untyped_storage()
-            if storage._cdata not in operands and storage._cdata not in self._alive:
-                self._count(storage)
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-        return result
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        key, nbytes = storage._cdata, _rounded(storage.nbytes(), self.round_to)
-
-        def release(_: object) -> None:
-            del self._alive[key]
-            self.live_bytes -= nbytes
-
-        self._alive[key] = weakref.ref(storage, release)
-        self.live_bytes += nbytes
-
-
-class _CudaCounter:
-    """The allocator's own statistics of a CUDA device, minus their values on entering."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.baseline_bytes = 0
-
-    @property
-    def live_bytes(self) -> int:
-        return torch.cuda.memory_allocated(self.device) - self.baseline_bytes
-
-    @property
-    def peak_bytes(self) -> int:
-        return torch.cuda.max_memory_allocated(self.device) - self.baseline_bytes
-
-    def reset(self) -> None:
-        torch.cuda.reset_peak_memory_stats(self.device)
-
-    def __enter__(self) -> _CudaCounter:
-        self.reset()
-        self.baseline_bytes = torch.cuda.memory_allocated(self.device)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        torch.cuda.synchronize(self.device)
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    """The tensors in nested lists, tuples and dicts, and those that a module owns."""
-    leaves = tree_leaves(tree)
-    modules = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]
-    owned = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)] + owned
 
 
 def _rounded(nbytes: int, round_to: int = ROUNDING_BYTES) -> int:
@@ -405,18 +408,18 @@ def _rounded(nbytes: int, round_to: int = ROUNDING_BYTES) -> int:
 
 def _memory_of_a_step(shape: tuple[int, int, int], device: str) -> dict[str, float | None]:
     """Peak and growth of the second step's forward pass, in MiB."""
-    counter, held_bytes = _StorageCounter(), 0
+    tracker, held_bytes = MemoryTracker(device), 0
     if device == "meta":
-        counter, held_bytes = _StorageCounter(round_to=ROUNDING_BYTES), WORKSPACE_BYTES
+        tracker._round_to, held_bytes = ROUNDING_BYTES, WORKSPACE_BYTES
     elif torch.device(device).type == "cuda":
-        counter, held_bytes = _CudaCounter(torch.device(device)), torch.cuda.memory_allocated(device)
-    with counter:
+        held_bytes = torch.cuda.memory_allocated(device)
+    with tracker:
         q, k, v = (torch.randn(shape, device=device, requires_grad=True) for _ in range(3))
         for _ in range(2):
-            before_bytes = counter.live_bytes
-            counter.reset()
+            before_bytes = tracker.current_allocated()
+            tracker.reset()
             loss = attention(q, k, v).sum()
-            peak_bytes, after_bytes = counter.peak_bytes, counter.live_bytes
+            peak_bytes, after_bytes = tracker.peak_allocated(), tracker.current_allocated()
             loss.backward()
     return {"mem_max_MB": (held_bytes + peak_bytes) / 2**20, "add_mem_MB": (after_bytes - before_bytes) / 2**20}
 
