@@ -19,8 +19,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes start h
 import pytest
 
 from labkit.labs.catalog import find_lab
+from labkit.suite import forked
 from labstaff.grader.sandbox import SandboxMissing, require_sandbox
-from tests.suite_runs import N_RUNNERS, Job, SuiteRuns
+from tests.suite_runs import N_RUNNERS, PRELOADED, Job, SuiteRuns
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -96,6 +97,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             items[:] = [item for item in items if item not in marked]
     items.sort(key=lambda item: "job" in _params(item))
     gc.freeze()  # meters collect garbage, which would go through all that was imported, each time
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Where slow tests run, have the fork server import what suites import, whichever test starts it.
+
+    A process has one fork server. Started for a lab without torch, it would leave the import to each later run.
+    """
+    if any(item.get_closest_marker("slow") for item in session.items):
+        forked.ALWAYS = (*forked.ALWAYS, *PRELOADED)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -76,24 +76,17 @@ def _place(number: int, block: list[str]) -> _Place:
 def _replacement(lines: list[str], place: _Place) -> tuple[int, int, list[str]]:
     """The first and last of the place's lines in `lines`, and the replacement with its indentation."""
     n_old = len(place.old)
+    first = next(number for number, line in enumerate(place.old) if line)
     found = []
     for start in range(len(lines) - n_old + 1):
-        indentation = _indentation(place.old, lines[start : start + n_old])
-        if indentation is not None:
-            found.append((start, indentation))
+        if lines[start + first].endswith(place.old[first]):
+            indentation = lines[start + first].removesuffix(place.old[first])
+            same = [indentation + line if line else "" for line in place.old] == lines[start : start + n_old]
+            if same and not indentation.strip():
+                found.append((start, indentation))
     if len(found) != 1:
         quoted = next(line.strip() for line in place.old if line.strip())
         where = f"{len(found)} times, first in lines {found[0][0] + 1} and {found[1][0] + 1}" if found else "nowhere"
         raise EditError(f"place {place.number}, which begins `{quoted}`, is found {where}")
     start, indentation = found[0]
     return start, start + n_old, [indentation + line if line else "" for line in place.new]
-
-
-def _indentation(old: list[str], candidate: list[str]) -> str | None:
-    """The indentation of `candidate` relative to `old`; None if their lines differ."""
-    first = next(number for number, line in enumerate(old) if line)
-    if not candidate[first].endswith(old[first]):
-        return None
-    indentation = candidate[first].removesuffix(old[first])
-    same = [indentation + line if line else "" for line in old] == candidate
-    return indentation if same and not indentation.strip() else None

@@ -180,8 +180,12 @@ def _reached(parts: dict[str, str], start: str, others: Collection[str]) -> set[
 
 
 def _used(parts: dict[str, str], names: Collection[str]) -> set[str]:
-    trees = [ast.parse(parts[name]) for name in names if name in parts]
-    return {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return {used for name in names if name in parts for used in _names(parts[name])}
+
+
+@functools.lru_cache(maxsize=512)
+def _names(text: str) -> frozenset[str]:
+    return frozenset(node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name))
 
 
 def _listing(parts: dict[str, str], shown: Collection[str]) -> list[str]:

@@ -8,6 +8,7 @@ solution, directly or through other definitions, are run: the others see the sol
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import tempfile
@@ -130,6 +131,7 @@ def _suite_definitions(lab: Lab) -> dict[str, ast.AST | None]:
     return found
 
 
+@functools.lru_cache(maxsize=64)  # the solution and the suite are asked for with each alternative and mistake
 def _definitions(text: str) -> dict[str, ast.AST | None]:
     """The top-level statements by the name they bind; all others together under the empty name."""
     found: dict[str, ast.AST | None] = {}
@@ -146,14 +148,19 @@ def _definitions(text: str) -> dict[str, ast.AST | None]:
     return found
 
 
-def _names(node: ast.AST | None) -> set[str]:
-    if node is None:
-        return set()
-    names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-    names |= {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
-    texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-    names |= {word for text in texts for word in re.findall(r"\w+", text)}  # tasks called by name
-    return names | {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}  # fixtures
+@functools.lru_cache(maxsize=4096)
+def _names(node: ast.AST | None) -> frozenset[str]:
+    names = set[str]()
+    for each in ast.walk(node) if node else ():
+        if isinstance(each, ast.Name):
+            names.add(each.id)
+        elif isinstance(each, ast.Attribute):
+            names.add(each.attr)
+        elif isinstance(each, ast.arg):  # fixtures
+            names.add(each.arg)
+        elif isinstance(each, ast.Constant) and isinstance(each.value, str):
+            names.update(re.findall(r"\w+", each.value))  # tasks called by name
+    return frozenset(names)
 
 
 def _dump(node: ast.AST | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -33,11 +34,21 @@ def find_leaks(labs: Iterable[Lab], files: Iterable[Path]) -> list[Leak]:
 
     Notebooks are searched cell by cell as well as in their JSON. Files that are not text are passed over.
     """
-    secrets = sorted({passage for lab in labs for passage in secret_passages(lab)})
+    begun: dict[str, list[tuple[str, str]]] = defaultdict(list)  # one search through a file for thousands of passages
+    for passage in {passage for lab in labs for passage in secret_passages(lab)}:
+        squeezed = squeeze(passage)
+        begun[squeezed[:AS_A_WHOLE]].append((squeezed, passage))
     leaks = []
     for file in files:
         text = squeeze(_text(file))
-        leaks += [Leak(file, passage) for passage in secrets if squeeze(passage) in text]
+        places = [at for at in range(len(text)) if text[at : at + AS_A_WHOLE] in begun]
+        found = {
+            passage
+            for at in places
+            for squeezed, passage in begun[text[at : at + AS_A_WHOLE]]
+            if text.startswith(squeezed, at)
+        }
+        leaks += [Leak(file, passage) for passage in sorted(found)]
     return leaks
 
 

@@ -3,7 +3,7 @@
 It prints what the right versions say, what is found of the wrong ones by kind, and which are not found. Where no right
 version is refused, it writes two files next to the answer: `review.json`, the mistakes that are not found, which a
 graded review does not ask for; and `review_found.json`, the test that finds each of the others, which is run first the
-next time. CI runs every fourth of those.
+next time. CI runs every sixteenth of those.
 A model answer has at most three lines for each wrong version of the lab, blank ones not counted, passes every right
 version at three seeds, and finds at least 95 % of the wrong ones.
 """
