@@ -2,15 +2,16 @@
 """
 # Lab 06: Gradient checkpointing
 
-One figure from your own functions, four answers. Say how you came to each number.
+One figure from your own functions, one prediction, two answers. Type the prediction in place of `None` and run its cell
+before the next one. A wrong prediction costs nothing: the points are for explaining the gap.
 """
 
 # %%
 import matplotlib.pyplot as plt
 import torch
 
-from labkit.meters.tensors import AllocationMeter
-from labkit.notebook import student_module
+from labkit.meters.tensors import AllocationMeter, measure_peak
+from labkit.notebook import compare, predict, student_module
 
 lab = student_module("lab06")
 plt.rcParams["figure.figsize"] = (6, 4)
@@ -31,12 +32,14 @@ print(f"without checkpoints the peak is {meter.peak_bytes / (4 * WIDTH):.1f} act
 #
 # `layers` is a chain of 48 layers, each of which saves one activation of `WIDTH` float32 numbers. Measure the peak of a
 # whole step (forward and backward of the sum) with an `AllocationMeter` for at least eight numbers of segments, in
-# activations. Draw it together with what `checkpoint_cost` says, and mark the number that `plan_segments` gives.
+# activations. Draw it together with the model, k + ⌈n / k⌉, and mark the number of segments with the model's lowest
+# peak. What is the gap between the two, at k = 1, at the lowest point and at k = n?
 
 # %% nbgrader={"grade": true, "grade_id": "figure_segments", "solution": true}
 ### BEGIN SOLUTION
-# Rubric: 2 points for measured peaks of whole steps, in activations, for eight or more numbers of segments; 1 for the
-# model's curve from the student's function; 1 for the plan's mark; 1 for labelled axes with units and a legend.
+# Rubric: 1 point for measured peaks of whole steps, in activations, for eight or more numbers of segments; 1 for the
+# model's curve and the mark at 6, 7 or 8, which have the same peak; 1 for the gaps (here 1, and 0 at k = n: two
+# gradients, less the input of the chain, which exists before); 1 for labelled axes with units.
 counts = [1, 2, 3, 4, 6, 7, 8, 12, 16, 24, 48]
 peaks = []
 for segments in counts:
@@ -44,104 +47,100 @@ for segments in counts:
         lab.checkpoint_sequential(layers, segments, x).sum().backward()
     peaks.append(segmented.peak_bytes / (4 * WIDTH))
 figure, ax = plt.subplots()
-ax.plot(counts, [lab.checkpoint_cost(N_LAYERS, segments)[0] for segments in counts], label="model")
+model = [segments + -(-N_LAYERS // segments) for segments in counts]
+ax.plot(counts, model, label="model")
 ax.plot(counts, peaks, "o", label="measured")
-ax.axvline(lab.plan_segments(N_LAYERS), linestyle=":", color="gray", label="plan")
+ax.axvline(counts[model.index(min(model))], linestyle=":", color="gray", label="lowest")
 ax.set(xscale="log", xlabel="segments", ylabel="peak of one step, activations")
 ax.legend()
-print(dict(zip(counts, peaks, strict=True)))
+print({k: peak - by_model for k, peak, by_model in zip(counts, peaks, model, strict=True)})
 ### END SOLUTION
 
 # %% [markdown]
-# ## 2. Why the square root
+# ## 2. A checkpoint around attention
 #
-# A chain has n equal layers and is cut into k segments; take n / k for the length of a segment. (a) Write the peak as
-# a function of k and find its minimum by calculus. What is the peak there, and what share of n for n = 100 and
-# n = 10 000? (b) Suppose that a segment's *input* takes four times the bytes of a layer's activation (it is float32,
-# the activations are in 8 bits). What is the best k now, and the peak in activations, for n = 100? (c) Which k makes
-# the peak as large as without checkpoints, or larger, and what does the step cost then?
+# A stack of 6 layers h + softmax(h hᵀ / √d) h, with N = 512 and d = 64 in float32: one N × N array is 1 MiB, one N × d
+# array 0.125 MiB. The next cell measures the peak of a step without checkpoints, in MiB besides `tokens`.
 
-# %% [markdown] nbgrader={"grade": true, "grade_id": "why_the_root", "solution": true}
-# (a) M(k) = k + n/k, M′(k) = 1 − n/k² = 0 at k = √n, where M = 2√n; M″ = 2n/k³ > 0, a minimum. n = 100: 20, a fifth;
-# n = 10 000: 200, a fiftieth.
+# %%
+N, D, N_BLOCKS = 512, 64, 6
+tokens = torch.randn(N, D, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+
+def block(h):
+    """One attention layer, with its residual connection."""
+    return h + torch.softmax(h @ h.mT / D**0.5, -1) @ h
+
+
+def peak_mib(run):
+    """The peak of a step through 6 blocks; `run(h)` applies one of them."""
+
+    def step():
+        h = tokens
+        for _ in range(N_BLOCKS):
+            h = run(h)
+        h.sum().backward()
+
+    tokens.grad = None
+    return measure_peak(step).peak_bytes / 2**20
+
+
+print(f"without checkpoints: {peak_mib(block):.3f} MiB")
+
+# %% [markdown]
+# Now each block has a checkpoint of its own, `lab.checkpoint(block, h)`. Predict the peak.
+
+# %%
+predicted = predict(None, "MiB")
+
+# %%
+compare(predicted, round(peak_mib(lambda h: lab.checkpoint(block, h)), 3), "MiB")
+
+# %% [markdown]
+# (a) Name the arrays alive at both peaks, without and with checkpoints. They must add up to the two numbers within 0.13
+# MiB. (b) Explain the gap between prediction and measurement; if there was none, say which terms your prediction had.
+# (c) Change where the checkpoints are until the peak is below 2 MiB, with the same `tokens.grad`. Give the change, the
+# new peak, and the largest difference of the gradients.
+
+# %% [markdown] nbgrader={"grade": true, "grade_id": "attention_in_checkpoints", "solution": true}
+# (a) Without, 8.875 MiB, at the start of the last block's backward pass: the weights of 6 blocks, 6.0; the gradient of
+# the last one's weights and that of its scores, 2.0; the outputs of 6 blocks, 0.75; a gradient of N × d, 0.125. With,
+# 4.0 MiB: in one block the weights, made again, and those two gradients, 3.0; the outputs of 6 blocks, which are the
+# next one's inputs, 0.75; the output made again and a gradient, 0.25.
 #
-# (b) M(k) = 4k + n/k, so k = √(n/4) = 5 and M = 20 + 20 = 40 activations (with k = 10 it would be 50). In general
-# k = √(n/c) and M = 2√(cn).
+# (b) Predicted 1.75 MiB, six inputs and one N × N array; measured 2.29 times that. The backward pass of softmax needs
+# its result, the gradient that arrives and the one that leaves at once, so 3 N² and not 1. A checkpoint removes what is
+# kept between the passes, but not what one block needs while it runs.
 #
-# (c) k = 1 and k = n: 1 + n both times. All n layers still run a second time, for nothing.
+# (c) A checkpoint around each run of 128 queries, `lab.checkpoint(rows, h[i : i + 128], h)`, and their results
+# concatenated: 1.78 MiB, of which 3 · 128 · N is 0.75. The gradients, up to 4,381, differ by at most 0.0005: rounding.
 #
-# *Rubric (5): (a) 1 for the derivative and the minimum, 1 for both shares; (b) 1 for k = 5, 1 for 40; (c) 1 for both
-# values of k together with the n extra forwards.*
+# *Rubric (6): (a) 2, one for each peak; (b) 2 for the term that the prediction lacked or had too much, with its bytes
+# (no gap: its terms, among them 3 N²); (c) 2 for a change that is not around a whole block, with peak and difference.
+# A gradient more or less is right: code that holds one N × d array more has 0.125 MiB more.*
 
 # %% [markdown]
 # ## 3. What must be the same the second time
 #
-# Recomputation assumes that `fn` gives the same again. Say for each of these whether the gradients of your `checkpoint`
-# are still right, and what exactly happens: (a) `fn` contains dropout. (b) `fn` contains a batch norm in training mode,
-# which updates its running mean in each forward run. (c) `fn` appends its result to a Python list. (d) `fn` reads a
-# global number that the training loop changes between the two passes. (e) Between the passes an optimizer changes a
-# parameter that `fn` uses, in place.
+# Recomputation assumes that `fn` gives the same again. Try each of these with your `checkpoint`. Are the gradients
+# right, and what exactly happens? Give a number that you saw. (a) `fn` contains a batch norm in training mode, which
+# updates its running mean in each forward run. (b) `fn` appends its result to a Python list. (c) `fn` reads a global
+# number that the training loop changes between the two passes. (d) Between the passes an optimizer changes a parameter
+# that `fn` uses, in place.
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "what_must_repeat", "solution": true}
-# (a) Right: the state of the generator is kept and set, so that the mask is the same.
+# (a) The gradients are right, since in training mode the batch's own statistics are used. But the running mean is
+# updated twice a step, so that it follows the data faster: after one step on data of mean 1 it is 0.19 instead of 0.1
+# (momentum 0.1).
 #
-# (b) The gradients are right, since in training mode the batch's own statistics are used. But the running mean is
-# updated twice a step, so that it follows the data faster than it should (momentum 0.1 acts like 0.19).
+# (b) Right, but the list gets two entries, and the second, made in the backward pass, holds on to the recomputed graph.
 #
-# (c) Right, but the list gets two entries, and the second, made in backward, holds on to the recomputed graph.
+# (c) Wrong without a word: the second run computes another function, and its gradient goes out as that of the first.
+# With x² times a global of 1 that becomes 2, x.grad at x = 3 is 12 instead of 6.
 #
-# (d) Wrong without a word: the second run computes another function, and its gradient goes out as that of the first.
+# (d) Wrong without a word, unless it is an argument: `save_for_backward` watches the arguments' versions; parameters
+# that `fn` merely uses are not saved in the forward pass. With w x, w changed from 3 to 5, x.grad is 5. (Plain autograd
+# raises.)
 #
-# (e) Wrong without a word, unless it is an argument: `save_for_backward` watches the arguments' versions; parameters
-# that `fn` merely uses are not saved in the forward pass, so their change is not noticed. (Plain autograd raises.)
-#
-# *Rubric (5): 1 each. (b) needs the double update; (c) needs the second entry; (d) and (e) need "wrong, and unnoticed";
-# an answer to (e) that says RuntimeError gets half if it speaks of arguments.*
-
-# %% [markdown]
-# ## 4. Segments within segments
-#
-# A segment of length n / k can be checkpointed within itself: while it is recomputed, it keeps only the inputs of k₂
-# sub-segments, and recomputes those one at a time. (a) Write the peak of this for k₁ and k₂, choose both for n = 1000,
-# and compare with one level. (b) How many extra forwards does it cost? (c) With m levels, what do peak and extra
-# forwards become? Which m would you take for n = 96 layers and why?
-
-# %% [markdown] nbgrader={"grade": true, "grade_id": "more_levels", "solution": true}
-# (a) M = k₁ + k₂ + n/(k₁ k₂), lowest at k₁ = k₂ = n^(1/3) = 10: 30 activations. One level: ⌈√1000⌉ = 32, 32 + 32 = 64.
-#
-# (b) Every layer runs once for the outer segment's inputs of sub-segments and once for the sub-segment's activations:
-# 2n = 2000 extra, instead of 1000. (Of the last sub-segment the first of the two can be spared.)
-#
-# (c) M = (m + 1)·n^(1/(m+1)), extra m·n. n = 96: none 96 and 0; one level 10 + 10 = 20 and 96; two levels
-# 3·96^(1/3) = 13.7 (5 + 5 + 4 = 14) and 192. The first level saves 76 activations for 96 forwards, the second 6 for 96
-# more: one level.
-#
-# *Rubric (5): (a) 1 for the formula, 1 for 30 against 64; (b) 1 for 2n; (c) 1 for the general form, 1 for a choice with
-# numbers. Two levels is a good answer where those 6 activations decide whether it fits, if it says so.*
-
-# %% [markdown]
-# ## 5. What checkpointing cannot save
-#
-# One head of attention, N = 8192, d = 64, float32; softmax as one operator, so that autograd keeps the weights and its
-# backward holds three N × N arrays at once. (a) What does one layer keep between the passes, in MiB, without
-# checkpoint, with the whole attention checkpointed, and as FlashAttention (output left out)? (b) What is the peak of
-# the step's N × N arrays in each of the three? (c) Twelve such layers: which of the three fit in 4 GiB? (d) In products
-# of 2N²d operations a plain step costs 6. What does it cost with checkpoint, and what with FlashAttention, and why is
-# the second less although both recompute?
-
-# %% [markdown] nbgrader={"grade": true, "grade_id": "checkpoint_or_flash", "solution": true}
-# (a) N² · 4 B = 256 MiB; nothing but the inputs; L, N · 4 B = 32 KiB = 0.03 MiB.
-#
-# (b) 3 · 256 = 768 MiB, 768 MiB, none: checkpointing gives the arrays back between the passes, but the backward of a
-# layer needs them all at once.
-#
-# (c) Without: 12 · 256 + 2 · 256 = 3584 MiB = 3.5 GiB of N × N arrays at the peak (when the last layer's backward
-# starts, its own weights are one of the twelve): it just fits, with some 2 MiB for each N·d array. Checkpointed: 768
-# MiB and a few N·d. FlashAttention: a few N·d a layer. All three fit; at N = 16 384, four times the bytes, the first
-# does not.
-#
-# (d) 8: the two products of the forward pass once more. FlashAttention 7: with L it gets P from S in one step, so only
-# S is recomputed, not O = PV, which was kept.
-#
-# *Rubric (6): (a) 2; (b) 1; (c) 1 for a sum with 12 layers that counts kept and working arrays apart (3.5 to 3.75 GiB);
-# (d) 1 for 8 and 7, 1 for "S only, since O and L are kept".*
+# *Rubric (4): 1 each, with a number: (a) the double update; (b) the second entry; (c) and (d) "wrong, and unnoticed".
+# An answer to (d) that says RuntimeError gets half if it speaks of arguments.*

@@ -2,12 +2,11 @@
 
 import contextlib
 import itertools
-import math
 from functools import partial
 
 import pytest
 import torch
-from checkpointing import Checkpoint, checkpoint, checkpoint_cost, checkpoint_sequential, plan_segments
+from checkpointing import Checkpoint, StrictCheckpoint, checkpoint, checkpoint_sequential
 from torch.nn.functional import dropout
 
 from labkit.meters.arrays import measure_arrays
@@ -106,60 +105,26 @@ def check(run, functions):
         assert kept_by_forward(once, x) <= 2 * ACTIVATION * (once(x).dim() > 0) + STATE
     assert kept_by_forward(lambda x: run(deep, x), x) <= STATE
 
-    def whole():
-        y = x
+    def whole(y):
         for _ in range(6):
             y = run(deep, y)
         y.sum().backward()
 
-    assert measure_peak(whole).peak_bytes <= 18 * ACTIVATION
-    assert measure_arrays(whole).peak_bytes <= 2 * ACTIVATION
-    errors(run)
-    dtypes = []
-    for dtype, first, second in itertools.product([torch.bfloat16, torch.float16], [True, False], [True, False]):
-        with torch.autocast("cpu", dtype=dtype) if first else contextlib.nullcontext():
-            y = run(lambda x: (dtypes.append((z := x @ x.T).dtype), z.sin())[1], x[:4])
-        with torch.autocast("cpu", dtype=dtype) if second else contextlib.nullcontext():
-            y.sum().backward()
-        assert dtypes[-2:] == [dtype if first else torch.float32] * 2
-
-
-def errors(run):
-    x, w, calls = torch.tensor(2.0, requires_grad=True), torch.tensor(3.0, requires_grad=True), []
-
-    def fails(x):
-        calls.append(1)
-        return dropout(x) if len(calls) == 1 else 1 / (dropout(x) * 0).item()
-
-    y = run(fails, x)
-    state = torch.rand(3) is not None and torch.get_rng_state()
-    with pytest.raises(ZeroDivisionError):
-        y.backward()
-    assert torch.equal(torch.get_rng_state(), state)
+    assert measure_peak(whole, x).peak_bytes <= 18 * ACTIVATION
+    assert measure_arrays(whole, x).peak_bytes <= 2 * ACTIVATION
+    half = x[:64].bfloat16().detach().requires_grad_()
+    assert measure_peak(whole, half).peak_bytes <= 24 * half.nbytes
     for changed in (x * 1, torch.tensor(3)):
         y = run(torch.mul, x, changed)
         changed.add_(1)
         with pytest.raises(RuntimeError):
-            y.backward()
-    y = run(lambda x: w * x**2, x)
-    with contextlib.suppress(RuntimeError):  # an error is right, and so are right gradients
-        assert torch.autograd.grad(y, x, retain_graph=True) == (12,) and w.grad is None
-    for by_grad in (True, False):
-        x.grad = w.grad = None
-        y = run(lambda x: w * x**2, x)
-        with contextlib.suppress(RuntimeError):
-            slope = torch.autograd.grad(y, x, create_graph=True)[0] if by_grad else y.backward(create_graph=True)
-            slope, x.grad = x.grad if slope is None else slope, None
-            (y + slope**2).backward()
-            assert x.grad == 156
-        x.grad = w.grad = None
+            y.sum().backward()
 
 
 def test_Checkpoint():
     check(Checkpoint.apply, FUNCTIONS)
 
 
-@pytest.mark.filterwarnings("ignore")  # create_graph=True makes a cycle
 def test_checkpoint():
     check(checkpoint, FUNCTIONS + WITHOUT_ARGUMENTS)
     x, data, w = (torch.randn(64, 256, requires_grad=needs) for needs in (True, False, True))
@@ -178,11 +143,11 @@ def numbered(ran, i, layer, x):
 
 
 def test_checkpoint_sequential():
-    for n, segments, needs in itertools.product([1, 5, 10, 12], [1, 4, 5, 7], [True, False]):
+    for n, segments, needs in itertools.product([1, 5, 10, 12, 100], [1, 4, 5, 7, None], [True, False]):
         x, ran = torch.randn(64, 256, requires_grad=needs), []
         layers = [torch.nn.Linear(256, 256, bias=False) for _ in range(n)]
         functions = [partial(numbered, ran, i, layer) for i, layer in enumerate(layers)]
-        if segments > n:
+        if segments and segments > n:
             with pytest.raises(ValueError, match=rf"{n}\D*{segments}|{segments}\D*{n}"):
                 checkpoint_sequential(functions, segments, x)
             continue
@@ -192,7 +157,9 @@ def test_checkpoint_sequential():
         again = ran[n:]
         starts = [0] + [i for i in range(1, n) if again[i] < again[i - 1]]  # a segment begins
         lengths = [stop - start for start, stop in itertools.pairwise([*starts, n])]
-        assert sorted(again) == [*range(n)] and len(lengths) == segments and max(lengths) - min(lengths) <= 1
+        assert sorted(again) == [*range(n)] and max(lengths) - min(lengths) <= 1
+        k = len(lengths)
+        assert k == segments or (segments is None and k - (-n // k) == min(i - (-n // i) for i in range(1, n + 1)))
         for layer in layers:
             want = layer(want).tanh()
         leaves = [layer.weight for layer in layers] + [x] * needs
@@ -207,22 +174,54 @@ def test_checkpoint_sequential():
     assert torch.equal(checkpoint_sequential(chain, 4, x), chain(x))
     assert measure_peak(step).peak_bytes <= 12 * ACTIVATION + 5 * STATE
     assert measure_arrays(step).peak_bytes <= ACTIVATION
+    x = x.detach().bfloat16().requires_grad_()
+    assert measure_peak(step).peak_bytes <= 15 * x.nbytes
     with pytest.raises(ValueError, match="16"):
         checkpoint_sequential(chain, 0, x)
 
 
-def test_plan_segments():
-    for layers in (*range(1, 200), 10**6 - 1, 10**6, 998_001, 998_002):
-        found = plan_segments(layers)
-        assert isinstance(found, int) and (found - 1) ** 2 < layers <= found**2
-    with pytest.raises(ValueError, match="layers"):
-        plan_segments(0)
+def squared(dtypes, x):
+    product = x @ x.T
+    dtypes.append(product.dtype)
+    return product.sin()
 
 
-def test_checkpoint_cost():
-    for layers, segments in [(100, 10), (100, 7), (1, 1), (17, 17), (10_000, 3), (9, 1), (12, 5)]:
-        found = checkpoint_cost(layers, segments)
-        assert found == (segments + math.ceil(layers / segments), layers) and isinstance(found[0], int)
-    for layers, segments in ((0, 1), (5, 0), (5, 6)):
-        with pytest.raises(ValueError, match=r"layers|segments"):
-            checkpoint_cost(layers, segments)
+@pytest.mark.filterwarnings("ignore")  # create_graph=True makes a cycle
+def test_StrictCheckpoint():
+    run = StrictCheckpoint.apply
+    x = torch.randn(64, 256, requires_grad=True)
+    assert kept_by_forward(lambda x: run(deep, x), x) <= STATE
+    for dtype, first, second in itertools.product([torch.bfloat16, torch.float16], [True, False], [True, False]):
+        gradients = []
+        for each in (run, lambda fn, *args: fn(*args)):
+            dtypes, x.grad = [], None
+            with torch.autocast("cpu", dtype=dtype) if first else contextlib.nullcontext():
+                y = each(partial(squared, dtypes), x)
+            with torch.autocast("cpu", dtype=dtype) if second else contextlib.nullcontext():
+                y.sum().backward()
+            assert set(dtypes) == {dtype if first else torch.float32}
+            gradients.append(x.grad)
+        assert torch.equal(*gradients)
+    x, w, calls = torch.tensor(2.0, requires_grad=True), torch.tensor(3.0, requires_grad=True), []
+
+    def fails(x):
+        calls.append(1)
+        return dropout(x) if len(calls) == 1 else 1 / (dropout(x) * 0).item()
+
+    y = run(fails, x)
+    state = torch.rand(3) is not None and torch.get_rng_state()
+    with pytest.raises(ZeroDivisionError):
+        y.backward()
+    assert torch.equal(torch.get_rng_state(), state)
+    y = run(lambda x: w * x**2, x)
+    with contextlib.suppress(RuntimeError):  # an error is right, and so are right gradients
+        assert torch.autograd.grad(y, x, retain_graph=True) == (12,) and w.grad is None
+    for by_grad in (True, False):
+        x.grad = w.grad = None
+        y = run(lambda x: w * x**2, x)
+        with contextlib.suppress(RuntimeError):
+            slope = torch.autograd.grad(y, x, create_graph=True)[0] if by_grad else y.backward(create_graph=True)
+            slope, x.grad = x.grad if slope is None else slope, None
+            (y + slope**2).backward()
+            assert x.grad == 156
+        x.grad = w.grad = None

@@ -10,14 +10,14 @@ class Checkpoint(torch.autograd.Function):
     """`fn(*args)`, of which autograd keeps only the arguments: `Checkpoint.apply(fn, *args)`.
 
     In the forward pass `fn` runs without a graph. In the backward pass it runs once more, with one, from the same
-    arguments, the same state of the random generators and the same autocast; what that run saves is freed as its
-    gradients are computed.
+    arguments and the same state of the random generators; what that run saves is freed as its gradients are computed.
     Take a `fn` that squares its argument, 1024 float32 numbers, ten times: autograd alone keeps ten tensors of 4,096
     bytes besides the argument; this keeps none of them.
 
     A tensor that `fn` uses but does not get as an argument (a module's parameter, a tensor in its closure) must be a
     leaf; its gradient is added to `.grad` during the backward pass. If no tensor among the arguments requires grad, the
-    result does not either, whatever `fn` uses: `checkpoint` handles that case.
+    result does not either, whatever `fn` uses: `checkpoint` handles that case. Gradients come from `loss.backward()`
+    without autocast; for the rest see `StrictCheckpoint`.
     """
 
     @staticmethod
@@ -54,9 +54,7 @@ class Checkpoint(torch.autograd.Function):
             gradient (`ctx.needs_input_grad`). No gradient is computed for such a tensor.
 
         Raises:
-            RuntimeError: an argument was changed in place since `forward`; or a second derivative is requested
-                (`create_graph=True`), or `torch.autograd.grad` requests the gradients of some inputs, where any result
-                but an error would be silently wrong.
+            RuntimeError: an argument was changed in place since `forward`.
 
         Example:
             With x = [2.0], n = 3 as above and the gradient [1.0] of the result: (None, [12.0], None).
@@ -89,7 +87,7 @@ def checkpoint(fn: Callable[..., Any], *args: Any) -> Any:
 
 
 def checkpoint_sequential(
-    functions: Sequence[Callable[[torch.Tensor], torch.Tensor]], segments: int, x: torch.Tensor
+    functions: Sequence[Callable[[torch.Tensor], torch.Tensor]], segments: int | None, x: torch.Tensor
 ) -> torch.Tensor:
     """Apply the functions to x one after the other, in segments that are each checkpointed.
 
@@ -97,9 +95,10 @@ def checkpoint_sequential(
     the segments one at a time, the last one first.
 
     Args:
-        functions: n of them, each from a tensor to a tensor; a list, a tuple or a `torch.nn.Sequential`.
-        segments: how many runs of neighbouring functions, 1 … n. Their lengths differ by at most 1; you choose which
-            are longer. Every segment is checkpointed, the last one too.
+        functions: n ≥ 1 of them, each from a tensor to a tensor; a list, a tuple or a `torch.nn.Sequential`.
+        segments: k, how many runs of neighbouring functions, 1 … n. Their lengths differ by at most 1; you choose which
+            are longer. Every segment is checkpointed, the last one too. None: you choose a k with the lowest peak by
+            the chapter's model (Chen et al. 2016, section 4), k + ⌈n / k⌉ activations.
         x: what the first function takes. The functions' parameters get gradients whether it requires grad or not.
 
     Returns:
@@ -110,50 +109,58 @@ def checkpoint_sequential(
 
     Example:
         Ten functions in 4 segments: lengths 3, 2, 3, 2, or another order of these. Each function runs twice, once in
-        each pass.
+        each pass. 100 functions and None: 10 segments.
     """
     # YOUR CODE HERE
     raise NotImplementedError()
 
 
-def plan_segments(layers: int) -> int:
-    """How many segments to cut a chain of equal layers into so that the peak of memory is lowest: ⌈√layers⌉.
+class StrictCheckpoint(Checkpoint):
+    """`Checkpoint` with what PyTorch's own does besides: `StrictCheckpoint.apply(fn, *args)`.
 
-    Args:
-        layers: at least 1.
-
-    Returns:
-        The smallest whole number whose square is at least `layers`, an int.
-
-    Raises:
-        ValueError: naming `layers`, when it is below 1.
-
-    Example:
-        16 layers: 4. 17 layers: 5.
+    The second run of `fn` computes in the dtypes of the first, whether autocast is on or off in either pass. Where a
+    gradient would be silently wrong there is an error. You may keep `Checkpoint` as its base class, or change that.
     """
-    # YOUR CODE HERE
-    raise NotImplementedError()
 
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, fn: Callable[..., Any], *args: Any) -> Any:
+        """The result of `fn(*args)`, as `Checkpoint.forward` gives it.
 
-def checkpoint_cost(layers: int, segments: int) -> tuple[int, int]:
-    """The cost of checkpointing a chain of equal layers, by the chapter's model (Chen et al. 2016, section 4).
+        Args:
+            ctx: autograd's object, as in `Checkpoint.forward`.
+            fn: as for `Checkpoint`. It may also raise in its second run.
+            args: as for `Checkpoint`.
 
-    Every layer saves one activation for its backward pass. Every segment keeps its input activation; while the longest
-    segment runs backward, all its activations exist as well.
+        Returns:
+            What `fn` returns.
 
-    Args:
-        layers: n, at least 1.
-        segments: 1 … n, as equal in length as possible, all of them checkpointed.
+        Example:
+            Under torch.autocast("cpu", dtype=torch.bfloat16), `fn` multiplies float32 matrices in bfloat16, and does so
+            again when the backward pass runs outside of it.
+        """
+        # YOUR CODE HERE
+        raise NotImplementedError()
 
-    Returns:
-        (peak_activations, extra_forwards): the most activations alive at once, segments + ⌈layers / segments⌉; and how
-        many layers are run forward beyond the plain step's n. Both are ints.
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: torch.Tensor | None) -> tuple[Any, ...]:
+        """The gradients of `forward`'s arguments, as `Checkpoint.backward` gives them.
 
-    Raises:
-        ValueError: naming the number, when `layers` is below 1 or `segments` not between 1 and `layers`.
+        The random generators are restored even if the second run of `fn` raises.
 
-    Example:
-        100 layers in 10 segments: (20, 100). In 7: (22, 100).
-    """
-    # YOUR CODE HERE
-    raise NotImplementedError()
+        Args:
+            ctx: as `forward` left it.
+            grads: as for `Checkpoint.backward`.
+
+        Returns:
+            As `Checkpoint.backward`.
+
+        Raises:
+            RuntimeError: as `Checkpoint.backward`. Also where the gradients would be silently wrong: a second
+                derivative is requested (`create_graph=True`), or `torch.autograd.grad` asks for the gradients of some
+                inputs.
+
+        Example:
+            For y = 3x² at x = [2.0], torch.autograd.grad(y, x, create_graph=True) raises.
+        """
+        # YOUR CODE HERE
+        raise NotImplementedError()

@@ -8,7 +8,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
-from checkpointing import Checkpoint, checkpoint, checkpoint_sequential
+from checkpointing import Checkpoint, StrictCheckpoint, checkpoint, checkpoint_sequential
 
 from labkit.meters.allocation import AllocationMeter
 from labkit.meters.products import ProductMeter
@@ -17,7 +17,7 @@ from labkit.testing.probes import probe
 
 
 def _run_of(task):
-    return Checkpoint.apply if task == "Checkpoint" else checkpoint
+    return {"Checkpoint": Checkpoint.apply, "StrictCheckpoint": StrictCheckpoint.apply}.get(task, checkpoint)
 
 
 def _counting_run(task):
@@ -36,7 +36,7 @@ def _counting_run(task):
 
 @probe
 def call(task, fn, *args):
-    """What `fn(run, *args)` returns, where run is `Checkpoint.apply` or `checkpoint`."""
+    """What `fn(run, *args)` returns, where run is the task's way to call a function."""
     return fn(_run_of(task), *args)
 
 

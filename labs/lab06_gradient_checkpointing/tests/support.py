@@ -1,5 +1,7 @@
 """Lab 06's inputs, plain autograd as the reference, and comparisons of what recomputation must give."""
 
+import math
+
 import numpy as np
 import torch
 
@@ -8,9 +10,9 @@ from labkit.testing.compare import assert_at_most, assert_close, assert_equal, r
 NO_WAY_BACK = "no graph leads from the result to it: is Checkpoint.apply given the arguments themselves, grad mode on?"
 
 
-def random(rng, *shape, grad=True):
+def random(rng, *shape, grad=True, dtype=torch.float32):
     """Standard-normal numbers, a leaf that requires grad or not."""
-    return torch.from_numpy(rng.standard_normal(shape)).float().requires_grad_(grad)
+    return torch.from_numpy(rng.standard_normal(shape)).to(dtype).requires_grad_(grad)
 
 
 def above_one(rng, *shape):
@@ -23,8 +25,9 @@ def draw_seed(rng):
 
 
 def numbers(tensor):
-    """The tensor as a NumPy array."""
-    return tensor.detach().cpu().numpy()
+    """The tensor as a NumPy array; of bfloat16, which NumPy lacks, in float32."""
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
 
 def copies(args, dtype):
@@ -54,7 +57,8 @@ def assert_gradients(got, fn, args, factors, *, mistakes=None, hint="", lost="")
 
     `mistakes` are gradients that usual mistakes lead to, `lost` is why a gradient may be missing.
     """
-    exact, baseline = (gradients(fn, args, factors, dtype) for dtype in (torch.float64, torch.float32))
+    own = next(x.dtype for x in args.values() if isinstance(x, torch.Tensor) and x.is_floating_point())
+    exact, baseline = (gradients(fn, args, factors, dtype) for dtype in (torch.float64, own))
     for i, (name, want) in enumerate(exact.items()):
         if want is None:
             continue
@@ -95,6 +99,11 @@ def assert_three_products(name, flops, *, hint):
 def with_room(activations):
     """How many activations may be alive where that many must be: half as many more, and three for gradients."""
     return activations + activations // 2 + 3
+
+
+def in_activations(n_bytes, x):
+    """How many tensors of x's size that is, rounded up."""
+    return math.ceil(n_bytes / x.nbytes)
 
 
 def assert_right_within(memory_limit, step, *args):

@@ -1,7 +1,8 @@
 """Lab 06's suite: gradients of recomputed functions, bytes kept between the passes, and how often what runs.
 
-A test gives a function `f(run, …)`. It is called next to your code, where run is `Checkpoint.apply` or `checkpoint`,
-and once more in the test, where `run(fn, *args)` is `fn(*args)`: the gradients must be the same.
+A test gives a function `f(run, …)`. It is called next to your code, where run is `Checkpoint.apply`, `checkpoint` or
+`StrictCheckpoint.apply`, and once more in the test, where `run(fn, *args)` is `fn(*args)`: the gradients must be the
+same.
 """
 
 import itertools
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from checkpointing import checkpoint_cost, checkpoint_sequential, plan_segments
+from checkpointing import checkpoint_sequential
 
 from labkit.testing.compare import (
     assert_at_most,
@@ -54,6 +55,7 @@ from .support import (
     copies,
     draw_seed,
     gradients,
+    in_activations,
     numbers,
     random,
     same_states,
@@ -62,6 +64,11 @@ from .support import (
 
 ROOM_FOR_STATE = 16 * 1024
 """Bytes: the CPU generator's state is 5,056."""
+
+WIDENED = {
+    torch.float32: "",
+    torch.bfloat16: "in bfloat16 an activation of float32 counts as two; or ",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -121,8 +128,11 @@ SAME_GRADIENTS = {
 """Functions of `run` and tensors, by these names, and what is wrong where the gradients are not autograd's own."""
 
 
-class Recomputation:
-    """What `Checkpoint.apply` and `checkpoint` have in common."""
+half_or_not = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+
+
+class Runs:
+    """Runs of a function under one of the tasks."""
 
     TASK = ""
 
@@ -143,6 +153,10 @@ class Recomputation:
         assert_gradients(found, plain, args, factors, mistakes=wrong, hint=hint, lost=why)
         require(made.all_calls > made.calls, "fn does not run again: the forward pass kept what backward needs")
         return made
+
+
+class Recomputation(Runs):
+    """What `Checkpoint.apply` and `checkpoint` have in common."""
 
     @pytest.mark.basic
     def test_result_and_gradient(self, rng):
@@ -222,12 +236,14 @@ class Recomputation:
         assert_ran(made.all_calls, 2, "in both passes together")
 
     @pytest.mark.cost
-    def test_keeps_its_arguments_only(self, rng):
+    @half_or_not
+    def test_keeps_its_arguments_only(self, rng, dtype):
         def fn(run, **args):
             return run(lambda *args: deep(sum(torch.sin(arg) for arg in args)), *args.values())
 
-        size = 64 * 256 * 4
-        kept_bytes, _ = kept(self.TASK, fn, {name: random(rng, 64, 256) for name in "abc"})
+        args = {name: random(rng, 64, 256, dtype=dtype) for name in "abc"}
+        kept_bytes, _ = kept(self.TASK, fn, args)
+        size = args["a"].nbytes
         why = f"fn on its own keeps 11 tensors of {size:,} bytes; here only the arguments may stay"
         if kept_bytes <= 4 * size:
             why = "a copy of an argument costs as much as an activation: keep the tensors themselves"
@@ -235,23 +251,27 @@ class Recomputation:
         assert_at_most(name, kept_bytes, ROOM_FOR_STATE, hint=why)
 
     @pytest.mark.cost
-    def test_does_not_keep_its_result(self, rng):
-        kept_bytes, _ = kept(self.TASK, lambda run, x: run(deep, x).sum(), {"x": random(rng, 64, 256)})
-        hint = "the sum of a result of 65,536 bytes needs none of it, but it stays: backward computes it again"
+    @half_or_not
+    def test_does_not_keep_its_result(self, rng, dtype):
+        x = random(rng, 64, 256, dtype=dtype)
+        kept_bytes, _ = kept(self.TASK, lambda run, x: run(deep, x).sum(), {"x": x})
+        hint = f"the sum of a result of {x.nbytes:,} bytes needs none of it, but it stays: backward computes it again"
         name = "what the forward pass keeps, besides the argument, of a result that is summed up,"
         assert_at_most(name, kept_bytes, ROOM_FOR_STATE, hint=hint)
 
     @pytest.mark.cost
-    def test_recomputed_activations_are_released(self, rng):
+    @half_or_not
+    def test_recomputed_activations_are_released(self, rng, dtype):
         def fn(run, x):
             for _ in range(6):
                 x = run(deep, x)
             return x
 
-        made = self.check(fn, [torch.ones(64, 256)], args={"x": random(rng, 64, 256)}, options={"measured": True})
+        x, factors = random(rng, 64, 256, dtype=dtype), [torch.ones(64, 256, dtype=dtype)]
+        made = self.check(fn, factors, args={"x": x}, options={"measured": True})
         hint = "six functions of 8 steps: the 6 results between them and the 8 activations of one function at a time\n"
-        hint += "Usual cause: something holds on to what was recomputed (plain autograd keeps all 48)"
-        peak = math.ceil(made.peak_bytes / (64 * 256 * 4))
+        hint += f"Usual cause: {WIDENED[dtype]}something holds on to what was recomputed (plain autograd keeps all 48)"
+        peak = in_activations(made.peak_bytes, x)
         assert_at_most("the peak of both passes", peak, with_room(6 + 8), unit="activations", hint=hint)
 
     @pytest.mark.cost
@@ -298,32 +318,6 @@ class Recomputation:
         cause = "the state set for the second run is not put back"
         require(same_states(made.before, made.after), f"{message}\nUsual cause: {cause}")
 
-    @pytest.mark.robust
-    def test_generator_after_an_error(self, rng):
-        def raises_in_the_second_run(run, x):
-            calls = []
-
-            def fn(x):
-                calls.append(1)
-                y = F.dropout(x, 0.5)
-                if len(calls) > 1:
-                    raise KeyError("the second run")
-                return y
-
-            y = run(fn, x)
-            torch.rand(3)
-            before = torch.get_rng_state()
-            try:
-                y.sum().backward()
-            except KeyError as error:
-                return error.args[0], torch.equal(before, torch.get_rng_state())
-            return "no error", False
-
-        error, same = call(self.TASK, raises_in_the_second_run, random(rng, 8))
-        require(error == "the second run", f"fn raised a KeyError when it was run again; what came out is {error}")
-        hint = "put it back in every case: torch.random.fork_rng, or `try … finally`"
-        require(same, f"fn raised when it was run again, and the random generator stays changed\nUsual cause: {hint}")
-
     def test_nested_dropout(self, rng):
         def nested(run, x):
             return run(lambda x: run(lambda h: F.dropout(torch.sin(h), 0.5), F.dropout(x, 0.3)) * x, x)
@@ -361,57 +355,6 @@ class Recomputation:
         kind = {"data": "of numbers that need no gradient", "rows": "of integers"}[changed]
         when = f"when an argument {kind} was changed in place before backward (ctx.save_for_backward notices it)"
         assert_raises(RuntimeError, lambda: self.passes(fn, **args).gradients, when=when, mentions=())
-
-    @pytest.mark.parametrize("first", ["grad", "backward"])
-    def test_second_derivatives(self, rng, first):
-        """Right, or an error: of y = w·x² and the penalty (∂y/∂x)², the first derivative by either function."""
-        x, w = (float(value) for value in rng.uniform(1, 2, 2))
-        gradient, want = call(self.TASK, penalised, x, w, first), 2 * w * x + 8 * w**2 * x
-        message = f"the gradient of y + (∂y/∂x)², y = w·x², is {gradient}, expected {want:.6g} or a RuntimeError"
-        cause = "with create_graph=True, grad mode on, a backward that leaves no graph of its own must raise"
-        if gradient is not None:
-            require_at_most("a penalty's error", abs(gradient - want), 1e-3, f"{message}\nUsual cause: {cause}")
-
-    def test_torch_autograd_grad(self, rng):
-        """Right, or an error; in neither case does a parameter that was not asked for get a gradient."""
-
-        def by_grad(run, x, w):
-            y = run(lambda x: w * x, x).sum()
-            try:
-                (gradient,) = torch.autograd.grad(y, x)
-            except RuntimeError:
-                gradient = None
-            return gradient, w.grad
-
-        w = random(rng, 4)
-        gradient, of_parameter = call(self.TASK, by_grad, random(rng, 4), w)
-        message = "torch.autograd.grad(result, x) has filled the .grad of a parameter inside fn, which nobody asked for"
-        cause = "backward cannot tell who called it; torch.autograd._is_checkpoint_valid() can: where it is False, "
-        require(of_parameter is None, f"{message}\nUsual cause: {cause}raise a RuntimeError")
-        if gradient is not None:
-            assert_close("the gradient of x by torch.autograd.grad", gradient, numbers(w), baseline=numbers(w))
-
-    @pytest.mark.parametrize(
-        ("dtype", "forward_under", "backward_under"),
-        [
-            pytest.param("bfloat16", True, False, id="forward"),
-            pytest.param("float16", True, False, id="forward-float16", marks=pytest.mark.robust),
-            pytest.param("bfloat16", False, True, id="backward", marks=pytest.mark.robust),
-        ],
-    )
-    def test_autocast(self, rng, dtype, forward_under, backward_under):
-        """The second run computes in the dtype of the first, whether autocast was on, and to which dtype, or off."""
-        args = random(rng, 6, 5), random(rng, 5, 4, grad=False), getattr(torch, dtype), forward_under, backward_under
-        dtypes, gradient = call(self.TASK, under_autocast, *args)
-        _, want = under_autocast(plain_run, *args)
-        hint = "fn runs again without the autocast of its first run, or the state is taken after the first run"
-        if dtypes == ["torch.float16", "torch.bfloat16"]:
-            hint = "autocast is set again without its dtype, so that the CPU's default is taken"
-        if dtypes == ["torch.float32", "torch.bfloat16"]:
-            hint = "autocast was off in the forward pass, and is not switched off when fn runs again"
-        wanted = [f"torch.{dtype if forward_under else 'float32'}"] * 2
-        assert_equal("the dtypes that fn computes in, in the two passes,", dtypes, wanted, hint=hint)
-        assert_close("the gradient of x under autocast", gradient, numbers(want), baseline=numbers(want), hint=hint)
 
     @pytest.mark.gpu
     def test_dropout_on_cuda(self, rng):
@@ -471,11 +414,12 @@ class TestCheckpoint(Recomputation):
         assert_three_products("data @ weight", made.flops, hint=hint)
 
     @pytest.mark.cost
-    def test_keeps_nothing_when_no_argument_requires_grad(self, rng):
+    @half_or_not
+    def test_keeps_nothing_when_no_argument_requires_grad(self, rng, dtype):
         def fn(run, data, weight):
             return run(lambda data: deep(data * weight), data)
 
-        args = {"data": random(rng, 64, 256, grad=False), "weight": random(rng, 256)}
+        args = {"data": random(rng, 64, 256, grad=False, dtype=dtype), "weight": random(rng, 256, dtype=dtype)}
         kept_bytes, _ = kept(self.TASK, fn, args)
         hint = "is something added to an argument, so that it requires grad? The sum is a new tensor, and is kept"
         assert_at_most("what the forward pass keeps for a parameter inside fn", kept_bytes, ROOM_FOR_STATE, hint=hint)
@@ -514,11 +458,17 @@ def chained(x, *shifts):
     return x
 
 
+def segment_lengths(ran):
+    """The lengths of the runs of consecutive numbers in `ran`."""
+    starts = [i for i in range(len(ran)) if i == 0 or ran[i] != ran[i - 1] + 1]
+    return [stop - start for start, stop in itertools.pairwise([*starts, len(ran)])]
+
+
 class Chain:
     """A chain of n functions tanh(x + shift); each saves one activation of x's size."""
 
-    def __init__(self, rng, n, width=6):
-        self.shifts = [random(rng, width) for _ in range(n)]
+    def __init__(self, rng, n, width=6, dtype=torch.float32):
+        self.shifts = [random(rng, width, dtype=dtype) for _ in range(n)]
 
     def passes(self, segments, x, factors=None, **options):
         return SimpleNamespace(**sequence_passes(self.shifts, segments, x, factors=factors, **options))
@@ -569,8 +519,7 @@ class TestCheckpointSequential:
     @splits
     def test_segments_are_contiguous_and_equal(self, rng, n, segments):
         again = Chain(rng, n).passes(segments, random(rng, 5, 6)).ran[n:]
-        starts = [i for i in range(len(again)) if i == 0 or again[i] != again[i - 1] + 1]
-        lengths = [stop - start for start, stop in itertools.pairwise([*starts, len(again)])]
+        lengths = segment_lengths(again)
         causes = {1: "all functions are in one segment", n: "every function is a segment of its own"}
         usual = "steps of ⌈n / segments⌉ reach the end too early, or what the division leaves is its own segment"
         if max(lengths) == segments:
@@ -581,6 +530,19 @@ class TestCheckpointSequential:
         if max(lengths) > -(-n // segments):
             cause = "all that the division leaves is in one segment"
         require(max(lengths) - min(lengths) <= 1, f"{message}, which differ by more than 1\nUsual cause: {cause}")
+
+    def test_none_takes_the_lowest_peak(self, rng):
+        for n in (100, 17, 2, 1, int(rng.integers(40, 90))):
+            chain, x, factors = Chain(rng, n), random(rng, 5, 6), [random(rng, 5, 6, grad=False)]
+            made = chain.passes(None, x, factors)
+            k = len(segment_lengths(made.ran[n:]))
+            peak, lowest = (each + -(-n // each) for each in (k, math.isqrt(n - 1) + 1))
+            message = (
+                f"{n} functions, segments None: with {k} segments the model's peak is {peak}, the lowest is {lowest}"
+            )
+            hint = "the kept inputs, k, and the activations of the longest segment, ⌈n / k⌉, balance at k = √n"
+            require(peak <= lowest, f"{message}\nUsual cause: {hint}")
+            chain.assert_gradients(made, x, factors)
 
     def test_first_parameters_when_x_is_data(self, rng):
         chain, x, factors = Chain(rng, 6), random(rng, 5, 6, grad=False), [random(rng, 5, 6, grad=False)]
@@ -601,13 +563,15 @@ class TestCheckpointSequential:
         assert_close("the gradient of x", gradient, numbers(of_x), baseline=numbers(of_x))
 
     @pytest.mark.cost
+    @half_or_not
     @pytest.mark.parametrize(("n", "segments"), [(64, 8), (36, 12)])
-    def test_peak_is_the_model_s(self, rng, n, segments):
-        chain, x = Chain(rng, n, width=1), random(rng, 64, 256)
+    def test_peak_is_the_model_s(self, rng, n, segments, dtype):
+        chain, x = Chain(rng, n, width=1, dtype=dtype), random(rng, 64, 256, dtype=dtype)
         made = chain.passes(segments, x, measured=True)
-        chain.assert_gradients(made, x, [torch.ones(64, 256)])
-        peak = math.ceil(made.peak_bytes / (64 * 256 * 4))
-        hint = f"{segments} kept and ⌈{n} / {segments}⌉ recomputed, and room for gradients; without checkpoints {n}"
+        chain.assert_gradients(made, x, [torch.ones(64, 256, dtype=dtype)])
+        peak = in_activations(made.peak_bytes, x)
+        hint = f"{segments} kept and ⌈{n} / {segments}⌉ recomputed, and room for gradients; without checkpoints {n}\n"
+        hint += f"Usual cause: {WIDENED[dtype]}inputs of functions are kept that are no inputs of segments"
         name = f"the peak of {n} functions in {segments} segments"
         assert_at_most(name, peak, with_room(segments + -(-n // segments)), unit="activations", hint=hint)
 
@@ -624,79 +588,103 @@ class TestCheckpointSequential:
         assert_raises(ValueError, refused, when=when, mentions={"functions": n, "segments": segments})
 
 
-class TestPlanSegments:
-    """⌈√n⌉."""
+class TestStrictCheckpoint(Runs):
+    """What PyTorch's own checkpoint does besides."""
 
-    def check(self, layers):
-        got, want = plan_segments(layers), math.isqrt(layers - 1) + 1
-        mistakes = {
-            "√layers is not rounded": math.sqrt(layers),
-            "√layers is rounded down": math.isqrt(layers),
-            "it is rounded to the nearest": round(math.sqrt(layers)),
-            "1 is added to a root that is whole already": math.isqrt(layers) + 1,
-            "the smallest number with the lowest peak is taken": min(
-                range(1, want + 1), key=lambda k: k + -(-layers // k)
-            ),
-            "the logarithm is taken": math.ceil(math.log2(layers)),
-            "half of the layers are taken": layers // 2,
-            "the number of segments is that of the layers": layers,
-        }
-        assert_equal(f"plan_segments({layers})", got, want, mistakes=mistakes)
-        assert_type(f"plan_segments({layers})", got, int, "an int, to be used as a count")
+    TASK = "StrictCheckpoint"
 
-    def test_worked_example(self):
-        self.check(17)
-        self.check(16)
+    @pytest.mark.basic
+    def test_does_what_checkpoint_does(self, rng):
+        def fn(run, x, data, n):
+            return run(lambda x, data, n: deep(dropped_twice(x) * data * n), x, data, n)
 
-    def test_any_number_of_layers(self, rng):
-        for layers in (23, 130, *range(1, 150), *rng.integers(400, 1_000_000, 20).tolist()):
-            self.check(layers)
+        args = {"x": random(rng, 64, 256), "data": random(rng, 64, 256, grad=False), "n": 2}
+        factors, seed = [random(rng, 64, 256, grad=False)], draw_seed(rng)
+        made = self.passes(fn, factors, {"seed": seed}, **args)
+        torch.manual_seed(seed)
+        mask = dropped_twice(torch.ones(64, 256))
 
-    @pytest.mark.refuses
-    @pytest.mark.parametrize("layers", [0, -4])
-    def test_no_layers(self, layers):
-        assert_raises(
-            ValueError, lambda: plan_segments(layers), when=f"for {layers} layers", mentions={"layers": layers}
-        )
+        def masked(args):
+            return deep(args["x"] * mask.to(args["x"]) * args["data"] * args["n"])
 
+        hint = "it is not Checkpoint's: are forward and backward its own, or called with the same fn and arguments?"
+        assert_gradients(made.gradients and made.gradients[-1], masked, args, factors, hint=hint, lost=hint)
+        kept_bytes, _ = kept(self.TASK, fn, args)
+        assert_at_most("what the forward pass keeps, besides arguments and result,", kept_bytes, ROOM_FOR_STATE)
 
-class TestCheckpointCost:
-    """The model of memory and work."""
+    @pytest.mark.parametrize(
+        ("dtype", "forward_under", "backward_under"),
+        [
+            pytest.param("bfloat16", True, False, id="forward"),
+            pytest.param("float16", True, False, id="forward-float16"),
+            pytest.param("bfloat16", False, True, id="backward"),
+        ],
+    )
+    def test_autocast(self, rng, dtype, forward_under, backward_under):
+        """The second run computes in the dtype of the first, whether autocast was on, and to which dtype, or off."""
+        args = random(rng, 6, 5), random(rng, 5, 4, grad=False), getattr(torch, dtype), forward_under, backward_under
+        dtypes, gradient = call(self.TASK, under_autocast, *args)
+        _, want = under_autocast(plain_run, *args)
+        hint = "fn runs again without the autocast of its first run, or the state is taken after the first run"
+        if dtypes == ["torch.float16", "torch.bfloat16"]:
+            hint = "autocast is set again without its dtype, so that the CPU's default is taken"
+        if dtypes == ["torch.float32", "torch.bfloat16"]:
+            hint = "autocast was off in the forward pass, and is not switched off when fn runs again"
+        wanted = [f"torch.{dtype if forward_under else 'float32'}"] * 2
+        assert_equal("the list of the dtypes that fn computes in, in its two runs,", dtypes, wanted, hint=hint)
+        hint = "the first run's autocast is for fn only: gradients are computed under that of the backward pass"
+        assert_close("the gradient of x under autocast", gradient, numbers(want), baseline=numbers(want), hint=hint)
 
-    def check(self, layers, segments):
-        name, longest = f"checkpoint_cost({layers}, {segments})", -(-layers // segments)
-        got = assert_tuple("checkpoint_cost's result", checkpoint_cost(layers, segments), ("peak", "extra_forwards"))
-        peaks = {
-            "layers / segments is not rounded": segments + layers / segments,
-            "layers / segments is rounded down": segments + layers // segments,
-            "the longest segment is left out": segments,
-            "1 is added to a quotient that is whole already": segments + layers // segments + 1,
-            "the input of one segment is left out": segments - 1 + longest,
-        }
-        extras = {
-            "the plain step's own forward is counted as extra": 2 * layers,
-            "the last segment is taken as kept": layers - longest,
-            "the last segment, the shortest, is taken as kept": layers - layers // segments,
-            "all but the first of each segment are taken as recomputed": layers - segments,
-        }
-        assert_equal(f"peak_activations of {name}", got[0], segments + longest, mistakes=peaks)
-        assert_equal(f"extra_forwards of {name}", got[1], layers, mistakes=extras)
-        for value in got:
-            assert_type(name, value, int, "an int: activations and layers are counted")
+    def test_generator_after_an_error(self, rng):
+        def raises_in_the_second_run(run, x):
+            calls = []
 
-    def test_worked_example(self):
-        self.check(100, 7)
-        self.check(100, 10)
+            def fn(x):
+                calls.append(1)
+                y = F.dropout(x, 0.5)
+                if len(calls) > 1:
+                    raise KeyError("the second run")
+                return y
 
-    def test_any_chain(self, rng):
-        chains = [(96, 8), *((layers, segments) for layers in range(1, 20) for segments in range(1, layers + 1))]
-        chains += [(layers, int(rng.integers(1, layers + 1))) for layers in rng.integers(40, 10_000, 20).tolist()]
-        for layers, segments in chains:
-            self.check(layers, segments)
+            y = run(fn, x)
+            torch.rand(3)
+            before = torch.get_rng_state()
+            try:
+                y.sum().backward()
+            except KeyError as error:
+                return error.args[0], torch.equal(before, torch.get_rng_state())
+            return "no error", False
 
-    @pytest.mark.refuses
-    @pytest.mark.parametrize(("layers", "segments"), [(0, 1), (5, 0), (5, 6)])
-    def test_impossible(self, layers, segments):
-        named = {"layers": layers} if layers < 1 else {"segments": segments}
-        when = f"for {segments} segments of {layers} layers"
-        assert_raises(ValueError, lambda: checkpoint_cost(layers, segments), when=when, mentions=named)
+        error, same = call(self.TASK, raises_in_the_second_run, random(rng, 8))
+        require(error == "the second run", f"fn raised a KeyError when it was run again; what came out is {error}")
+        hint = "put it back in every case: torch.random.fork_rng, or `try … finally`"
+        require(same, f"fn raised when it was run again, and the random generator stays changed\nUsual cause: {hint}")
+
+    @pytest.mark.parametrize("first", ["grad", "backward"])
+    def test_second_derivatives(self, rng, first):
+        """Right, or an error: of y = w·x² and the penalty (∂y/∂x)², the first derivative by either function."""
+        x, w = (float(value) for value in rng.uniform(1, 2, 2))
+        gradient, want = call(self.TASK, penalised, x, w, first), 2 * w * x + 8 * w**2 * x
+        message = f"the gradient of y + (∂y/∂x)², y = w·x², is {gradient}, expected {want:.6g} or a RuntimeError"
+        cause = "with create_graph=True, grad mode on, a backward that leaves no graph of its own must raise"
+        if gradient is not None:
+            require_at_most("a penalty's error", abs(gradient - want), 1e-3, f"{message}\nUsual cause: {cause}")
+
+    def test_torch_autograd_grad(self, rng):
+        """Right, or an error; in neither case does a parameter that was not asked for get a gradient."""
+
+        def by_grad(run, x, w):
+            y = run(lambda x: w * x, x).sum()
+            try:
+                (gradient,) = torch.autograd.grad(y, x)
+            except RuntimeError:
+                gradient = None
+            return gradient, w.grad
+
+        w = random(rng, 4)
+        gradient, of_parameter = call(self.TASK, by_grad, random(rng, 4), w)
+        message = "torch.autograd.grad(result, x) has filled the .grad of a parameter inside fn, which nobody asked for"
+        cause = "backward cannot tell who called it; torch.autograd._is_checkpoint_valid() can: where it is False, "
+        require(of_parameter is None, f"{message}\nUsual cause: {cause}raise a RuntimeError")
+        if gradient is not None:
+            assert_close("the gradient of x by torch.autograd.grad", gradient, numbers(w), baseline=numbers(w))

@@ -34,10 +34,10 @@ def checkpoint(fn, *args):
             if place is not None:
                 found[place] = tensor.detach()
 
-        with torch.random.fork_rng(devices=rng_state.keys() - {"cpu"}), torch.enable_grad(), _autocast(autocast):
+        with torch.random.fork_rng(devices=rng_state.keys() - {"cpu"}), torch.enable_grad():
             _set_rng_state(rng_state)
             with torch.autograd.graph.saved_tensors_hooks(keep, lambda _: None):
-                fn(*inputs)
+                _run_under(autocast, fn, *inputs)
 
     def unpack(place):
         if place not in found:

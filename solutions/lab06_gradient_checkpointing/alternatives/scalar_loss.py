@@ -1,4 +1,7 @@
-"""The backward pass through one scalar, Σ result ∘ gradient; an anchor in every call; lengths by division with rest."""
+"""The backward pass through one scalar; all of it in one class; an anchor in every call; lengths by division with rest.
+
+The scalar is Σ result ∘ gradient.
+"""
 
 import math
 
@@ -26,8 +29,8 @@ class Checkpoint(torch.autograd.Function):
         now = _rng_state(args)
         _set_rng_state(ctx.state)
         try:
-            with torch.enable_grad(), _autocast(ctx.autocast):
-                out = fn(*args)
+            with torch.enable_grad():
+                out = _run_under(ctx.autocast, fn, *args)
                 out = out if isinstance(out, tuple) else (out,)
                 loss = sum(
                     (y * dy).sum()
@@ -44,6 +47,10 @@ class Checkpoint(torch.autograd.Function):
         return (None, *found)
 
 
+class StrictCheckpoint(Checkpoint):
+    pass
+
+
 def checkpoint(fn, *args):
     def with_anchor(_anchor, *rest):
         return fn(*rest)
@@ -53,6 +60,7 @@ def checkpoint(fn, *args):
 
 def checkpoint_sequential(functions, segments, x):
     functions = list(functions)
+    segments = math.ceil(math.sqrt(len(functions))) if segments is None else segments
     if segments < 1 or segments > len(functions):
         raise ValueError(f"cannot cut {len(functions)} functions into {segments} segments")
     length, rest = divmod(len(functions), segments)
@@ -71,17 +79,3 @@ def _composed(functions):
         return x
 
     return run
-
-
-def plan_segments(layers):
-    if layers < 1:
-        raise ValueError("layers is below 1")
-    return math.ceil(math.sqrt(layers))
-
-
-def checkpoint_cost(layers, segments):
-    if layers < 1:
-        raise ValueError("layers is below 1")
-    if segments < 1 or segments > layers:
-        raise ValueError("segments is below 1 or above layers")
-    return segments + math.ceil(layers / segments), layers

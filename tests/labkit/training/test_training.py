@@ -117,7 +117,7 @@ def test_a_hybrid_learns_and_answers_through_lab_15(tmp_path: Path, monkeypatch:
 def test_unwritten_labs_are_named() -> None:
     for options, name in (
         ([], "lab05 · FlashAttention.forward"),
-        (["--plain", "--checkpoint"], "lab06 · plan_segments"),
+        (["--plain", "--checkpoint"], "lab06 · checkpoint_sequential"),
         (["--hybrid"], "lab15 · gated_delta_chunked"),
     ):
         result = CliRunner().invoke(app, ["train", "--steps", "1", *options])
