@@ -83,7 +83,7 @@ class TestMemoryTracker:
 
     @pytest.mark.basic
     def test_the_peak_is_of_one_moment(self):
-        hint = "arrays came and went: a released storage's identity is used again"
+        hint = "arrays came and went: the key of a freed storage is used again"
         too_early = {"the peak is compared before new storages are counted, or only when it is read": 0}
         self.check(
             After("for _ in range(5): torch.zeros(1000)", 0, 4000, hint, too_early),
