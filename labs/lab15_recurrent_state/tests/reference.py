@@ -134,7 +134,7 @@ ACCEPTED = "the accepted drafts are not in the state: it is that of before the d
 
 
 def contents(calls, every):
-    """What each sequence holds after calls of a cache; what each `restore` returns; and what it might, with drafts.
+    """What each sequence holds after calls of a cache, what `restore` returns, and the position that it may look up to.
 
     Tokens are numbered as they are appended. A sequence is a dict: "" leads to the numbers of its tokens, the name of a
     mistake to those of the tokens that are then in its state.
