@@ -12,7 +12,7 @@ from labkit.meters.steps import kept_between, left_behind, measured_step, penali
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
 # N_q, N_k, causal, batch, and how far below 0 the scores of a row lie
 CASES = [(37, 37, True, (2, 3), 0), (20, 65, True, (), 0), (65, 20, True, (2,), 0), (70, 41, False, (2,), 0)]
-CASES += [(30, 30, True, (2,), 5e3), (30, 25, False, (), -5e3), (24, 24, True, (), 1e8), (64, 64, False, (), 0)]
+CASES += [(30, 30, True, (2,), 5e3), (30, 25, False, (), -5e3), (24, 24, True, (), 1e8)]
 
 
 def draw(n_q, n_k, batch=(), far=0, dtype=F64, d=8, d_v=5):

@@ -32,7 +32,7 @@ def grouped_query_attention(q, k, v, causal=False, scale=None):
         if causal:
             i, j = torch.arange(n_queries)[:, None], torch.arange(n_keys)
             scores = scores.masked_fill(j > i + n_keys - n_queries, -torch.inf)
-        top = scores.amax(-1, keepdim=True)
+        top = scores.amax(-1, keepdim=True) if n_keys else scores.new_zeros(*scores.shape[:-1], 1)
         top = top.masked_fill(top.isneginf(), 0)
         powers = torch.exp(scores - top)
         mass = powers.sum(-1, keepdim=True)
