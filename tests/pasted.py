@@ -91,7 +91,9 @@ def _answers(task: str, helper: Any, calls: list[tuple[Any, Any, Any]]) -> bool:
     n_same, n_before = 0, N_CALLS[task]
     if not _fits(helper, *calls[0][:2]):
         return False
-    for args, kwargs, result in calls:
+    for n_tried, (args, kwargs, result) in enumerate(calls):
+        if n_tried - n_same >= len(calls) / 2:
+            return False
         with (
             contextlib.suppress(Exception, SystemExit, pytest.exit.Exception, pytest.fail.Exception, TookTooLong),
             time_limit(1),
