@@ -125,8 +125,9 @@ print(f"without a window: {perplexity():.1f}")
 # (b) The analysis gives FlexAttention's intermediates as B · H · N² / block numbers. How many bytes is that in float32,
 # with block 128, and does it agree with the table?
 #
-# (c) It says that ten block masks, of 5 to 20 MB each, stay in the cache. Which number of your `flex_block_mask` is of
-# that order, how many bytes a pair is it, and how long is it alive?
+# (c) It says that ten block masks, of 5 to 20 MB each, stay in the cache. At your N = 512 that would be a quarter, 1.25
+# to 5 MB each. Which number of your `flex_block_mask` is of that order, how many bytes a pair is it, and how long is it
+# alive?
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "table_that_does_not_add_up", "solution": true}
 # (a) +400, not +350; the window's column is 380 to 720.
