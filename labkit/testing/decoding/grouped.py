@@ -96,6 +96,8 @@ def grouped_mistakes(case: GroupedCase) -> Made:
         rows = np.arange(case.group * n_queries)
         queries = {
             "the rows of a group's product are counted through: its heads have the same queries": rows,
+            "the last row of a group's product sees the last key, and each row above it one less: its heads have the "
+            "same queries": rows - (case.group - 1) * n_queries,
             "row r of a group's product is taken for query r // group": rows // case.group,
         }
         for text, query in queries.items():

@@ -32,6 +32,7 @@ class Managed:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.places: dict[tuple[int, int], tuple[int, ...]] = {}
         self.texts: dict[Any, list[int]] = {}
+        self.found: dict[Any, int] = {}
         self.operations: list[str] = []
         self.refused: set[Any] = set()
 
@@ -68,7 +69,7 @@ class Managed:
             f"after {self.story} num_cached_tokens is {n_cached} of {len(token_ids)} tokens\nUsual cause: a prompt "
             "that is found whole leaves no token to compute, and nothing to take the next token from",
         )
-        self.texts[seq_id] = list(token_ids)
+        self.texts[seq_id], self.found[seq_id] = list(token_ids), n_cached
         for position in range(n_cached, len(token_ids)):
             self.write(seq_id, table, position)
         self.assert_holds(seq_id, table, hint)
@@ -118,9 +119,10 @@ class Managed:
         """Forks; all of the parent's tokens count as found."""
         self.manager.fork(parent, child)
         self.operations.append(f"fork({parent!r}, {child!r})")
-        self.texts[child] = list(self.texts[parent])
+        self.texts[child], self.found[child] = list(self.texts[parent]), len(self.texts[parent])
         name = f"num_cached_tokens of a fork, after {self.story},"
-        assert_equal(name, self.manager.num_cached_tokens(child), len(self.texts[child]))
+        mistakes = {"what the parent found is handed on: a fork finds all of its parent's tokens": self.found[parent]}
+        assert_equal(name, self.manager.num_cached_tokens(child), self.found[child], mistakes=mistakes)
         self.check()
 
     def free(self, seq_id: Any) -> None:

@@ -189,6 +189,9 @@ def assert_heuristic(answer, total, sms, blocks, most=128):
         "there may be more splits than num_sms": smallest(more_than_sms, 0.85 * max(more_than_sms.values())),
         "max_splits is ignored": smallest(unbounded, 0.85 * max(unbounded.values())),
         "splits count that leave one without a block": smallest(every, 0.85 * max(every.values())),
+        "the best efficiency is taken from all splits, also those that do not count": smallest(
+            right, 0.85 * max(every.values())
+        ),
         "the largest number allowed is left out: the range ends before it": smallest(
             shorter, 0.85 * max(shorter.values(), default=1)
         ),

@@ -13,6 +13,7 @@ from .reference import (
     error_of,
     extremes,
     in_bytes,
+    joined_in_bytes,
     kept_by,
     low_rank,
     output,
@@ -59,6 +60,7 @@ def latent_mistakes(case):
         wide: {"width": d_c + d_r},
         "the part of the scores with positions, q_rope · k_rope, is left out": {"rope": 0},
         latent: {"k_rope": case.K[..., :d_r]},
+        "the scores' part with positions is not divided by √(d_n + d_r)": {"rope": (d_n + d_r) ** 0.5},
         **short,
         **one,
     }
@@ -76,6 +78,7 @@ def sink_mistakes(case):
         "every sink counts twice, as one and as a token of the window": {"copies": True},
         "sinks are seen by the queries before them, too": {"ahead": True},
         "nothing is turned: positions are left out": {"places": "none"},
+        "the query is turned to the last place of a full cache, also while tokens are few": {"places": "full"},
         "only keys are turned: the query is turned too, to its own place": {"places": "keys"},
         "keys are turned twice, to their positions in the text and to places in the cache": {"places": "keys twice"},
         "a sink that is in the window too is counted twice": {"twice": True},
@@ -135,6 +138,9 @@ def code_mistakes(x, scale, zero, bits, group, axis):
         "codes are not clipped at 0": unpacked(in_bytes(free.clamp(max=2**bits - 1), bits), bits),
         "codes are not clipped to 0 … 2^bits − 1, and only their last bits stay": free.round().remainder(2**bits),
         "codes are not clipped to 0 … 2^bits − 1": unpacked(in_bytes(free, bits), bits),
+        "codes are not clipped to 0 … 2^bits − 1, and set bits of others in their byte": unpacked(
+            joined_in_bytes(free, bits), bits
+        ),
     }
 
 
@@ -156,6 +162,9 @@ def restoring_mistakes(cache, name, axis):
         tiled: codes * tiled_scale + tiled_zero,
         "codes are read as signed numbers": (codes - 2**bits * (codes >= 2 ** (bits - 1))) * scale + zero,
         IN_A_BYTE: reverse_codes_in_bytes(codes, bits) * scale + zero,
+        "the codes of a byte are put far apart: they are those of neighbouring channels": (
+            codes.unflatten(-1, (-1, 8 // bits)).transpose(-2, -1).flatten(-2) * scale + zero
+        ),
         "what lies above a code in its byte stays: & (2^bits − 1)": shifted(cache[name], bits) * scale + zero,
         in_half: dequantize_reference(cache, name, axis, torch.float16),
     }
@@ -199,6 +208,9 @@ def byte_mistakes(scheme, model, tokens):
             without, whole = scheme | {"num_sinks": 0}, scheme["window"] + scheme["num_sinks"]
             usual["the sinks are left out: they are kept besides the window"] = scheme_bytes(without, model, tokens)
             usual["the whole window is counted although there are fewer tokens"] = scheme_bytes(scheme, model, whole)
+            filled = scheme | {"window": min(tokens, scheme["window"])}
+            text = "sinks are counted besides a window that has them already: min(T, w + s)"
+            usual[text] = scheme_bytes(filled, model, whole)
     return usual
 
 
@@ -207,6 +219,9 @@ def error_mistakes(scheme, model):
     k, v, kept = model["k"].double(), model["v"].double(), kept_by(scheme, model)
     length = float(output(model, k, v).norm())
     usual = {"the difference is not divided by the length of o": error_of(scheme, model) * length}
+    exact, got = output(model, k, v), output(model, *kept)
+    text = "the errors of the heads are averaged: it is one error, over all heads and queries"
+    usual[text] = sum(map(distance, got, exact)) / len(exact)
     match scheme["kind"]:
         case "grouped":
             first = [x[:: scheme["group"]].repeat_interleave(scheme["group"], 0) for x in (k, v)]
@@ -219,6 +234,11 @@ def error_mistakes(scheme, model):
         case "latent":
             by_head = [low_rank(x, scheme["rank"]) for x in (k, v)]
             usual["every head has a latent vector of its own: all heads share one"] = output_error(model, *by_head)
+            joint = torch.cat([k, v]).transpose(0, 1).flatten(1)
+            mean = joint.mean(0)
+            centred = (low_rank(joint - mean, scheme["rank"]) + mean).unflatten(1, (2 * len(k), -1)).transpose(0, 1)
+            text = "the mean of the tokens is taken off first: it would have to be kept too"
+            usual[text] = output_error(model, *centred.split(len(k)))
             tokens = [low_rank(x.transpose(0, 1).flatten(1), scheme["rank"]) for x in (k, v)]
             apart = [x.unflatten(1, (len(k), -1)).transpose(0, 1) for x in tokens]
             usual["K and V have latent vectors of their own: they share one"] = output_error(model, *apart)

@@ -1,6 +1,6 @@
 """Lab 12's inputs and references: three kinds of attention, quantized caches, and schemes to choose from."""
 
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import ClassVar
 
 import numpy as np
@@ -147,8 +147,9 @@ class SinkCase(GivenCase):
         """With another position of the first query, or with other places to turn queries and keys to.
 
         `places` are those of the "cache", those of the "text", "none" (nothing is turned), "keys" (queries are not),
-        "query in the text", or "keys twice" (in the text and in the cache). With `twice` a sink in the window is there
-        twice, with `copies` every sink. With `ahead` sinks are seen by the queries before them, too.
+        "query in the text", "keys twice" (in the text and in the cache), or "full" (queries to a full cache's last
+        place). With `twice` a sink in the window is there twice, with `copies` every sink. With `ahead` sinks are seen
+        by the queries before them, too.
         """
         q, k, v = (x.to(dtype) for x in self.arguments.values())
         n_queries, n_keys = q.shape[-2], k.shape[-2]
@@ -160,10 +161,11 @@ class SinkCase(GivenCase):
         seen = (token <= position) & ((token > position - window) | is_sink)
         in_text, own_place = position, seen.sum(-1, keepdim=True) - 1
         seen = seen | is_sink if ahead else seen
-        if places in ("cache", "keys", "query in the text", "keys twice"):
+        if places in ("cache", "keys", "query in the text", "keys twice", "full"):
             token = seen.cumsum(-1) - 1 + (token if places == "keys twice" else 0)
             position = own_place * (places in ("cache", "keys twice"))
             position = in_text if places == "query in the text" else position
+            position = torch.full_like(position, window + num_sinks - 1) if places == "full" else position
         elif places == "none":
             token, position = 0 * token, 0 * position
         scores = (rotate(q, position[:, 0]).unsqueeze(-2) * rotate(k.unsqueeze(-3), token)).sum(-1)
@@ -230,6 +232,13 @@ def in_bytes(code_positions, bits):
     """The nearest codes, 8 / bits of them in a byte; what a code is too large for wraps, as uint8 does."""
     codes = code_positions.round().long().unflatten(-1, (-1, 8 // bits))
     return (codes * 2 ** torch.arange(0, 8, bits)).sum(-1).remainder(256).to(torch.uint8)
+
+
+def joined_in_bytes(code_positions, bits):
+    """The same where codes are joined by |, each of them a uint8 that is not clipped before it is shifted."""
+    codes = code_positions.round().long().remainder(256).unflatten(-1, (-1, 8 // bits))
+    shifted = (codes * 2 ** torch.arange(0, 8, bits)).remainder(256).to(torch.uint8).unbind(-1)
+    return reduce(torch.bitwise_or, shifted)
 
 
 def extremes(x, group, axis):
