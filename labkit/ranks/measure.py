@@ -15,8 +15,9 @@ def run_measured(function: Callable[..., Any], arguments: Sequence[Sequence[Any]
     """Call `function(comm, *arguments[rank], **options)` on ranks that are threads.
 
     `trouble` is why ranks got stuck, and empty where they did not; then `results`, `peak_bytes`, `largest_bytes`,
-    `flops`, `fused`, `hidden_transfers` and the fields of `Traffic` are lists by rank. `hidden_transfers` counts the
-    messages to or from another rank during which the rank multiplied matrices, `messages_asked` all of them.
+    `flops`, `fused`, `hidden_transfers` and the fields of `Traffic` are lists by rank. `messages_asked` are the
+    bytes that each message to or from another rank sends, `hidden_transfers` those of the messages during which the
+    rank multiplied matrices.
     """
     try:
         ran = run_ranks(partial(function, **options), arguments)
@@ -32,19 +33,20 @@ def run_measured(function: Callable[..., Any], arguments: Sequence[Sequence[Any]
         "largest_bytes": ran.largest_bytes,
         "flops": ran.flops,
         "fused": ran.fused,
-        "messages_asked": [len(each) for each in transfers],
-        "hidden_transfers": [sum(flops > 0 for flops in each) for each in transfers],
+        "messages_asked": [[sends for sends, _ in each] for each in transfers],
+        "hidden_transfers": [[sends for sends, flops in each if flops > 0] for each in transfers],
         "collective_calls": [sum(each.is_collective for each in operations) for operations in ran.operations],
     }
 
 
-def _transfers(operations: Sequence[Operation]) -> list[int]:
-    """For each message of a rank, the FLOPs between requesting it and waiting for it."""
-    asked: dict[int, int] = {}
-    flops = []
+def _transfers(operations: Sequence[Operation]) -> list[tuple[int, int]]:
+    """For each message of a rank, the bytes that it sends, and the FLOPs between requesting it and waiting for it."""
+    asked: dict[int, Operation] = {}
+    transfers = []
     for operation in operations:
         if operation.kind == "asks" and not operation.is_collective:
-            asked[operation.transfer] = operation.flops
+            asked[operation.transfer] = operation
         elif operation.kind == "waits" and operation.transfer in asked:
-            flops.append(operation.flops - asked[operation.transfer])
-    return flops
+            request = asked[operation.transfer]
+            transfers.append((request.sends, operation.flops - request.flops))
+    return transfers

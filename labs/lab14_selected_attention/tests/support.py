@@ -328,6 +328,9 @@ def tokens_case(rng, *, batch=(), n_queries=9, n_keys=23, heads=3, d=8, top=5, d
         return torch.tensor(rows).reshape(*batch, n_queries, top)
 
     right = (weights * products.relu()).sum(-2)
+    places = torch.arange(n_queries)[:, None] + n_keys - n_queries
+    of_zeros = choose(right.masked_fill(torch.arange(n_keys) > places, 0), offset=n_keys)
+    kept = of_zeros.masked_fill((of_zeros > places) | (of_zeros < 0), n_keys).sort(-1).values
     usual = {
         "there is no ReLU": choose((weights * products).sum(-2)),
         "ReLU is applied after the weights, and not to each head's product":
@@ -338,6 +341,8 @@ def tokens_case(rng, *, batch=(), n_queries=9, n_keys=23, heads=3, d=8, top=5, d
         "a query does not see its own token": choose(right, offset=n_keys - n_queries - 1),
         "tokens after the query are seen": choose(right, offset=n_keys),
         "hidden tokens fill up where fewer than `top` are visible: −1 does": choose(right, filled_up=True),
+        "hidden tokens score 0, more than visible ones below 0, and are chosen": of_zeros,
+        "hidden tokens score 0, more than visible ones below 0, and take their places": kept.where(kept < n_keys, -1),
         "of tokens with equal scores the higher number is taken": choose(right, sign=-1),
         "the smallest scores are taken": choose(-right),
     }  # fmt: skip
@@ -360,21 +365,26 @@ def byte_mistakes(method, tokens, token_bytes, stored, read, *, window=0, sinks=
     n_pages, half = -(-tokens // page), token_bytes // 2
     whole = tokens * token_bytes
     last_is_full = (n_pages * page - tokens) * token_bytes
+    sinks_twice = min(sinks, tokens) + min(window, tokens)
+    last_is_empty = page * token_bytes if tokens % page == 0 else 0
     usual = {
         "window": {
             "every token is stored, and not the sinks and the window alone": (whole, 0),
             "tokens are counted that are not there yet": ((window + sinks) * token_bytes,) * 2,
+            "sinks that are in the window too are counted twice": (sinks_twice * token_bytes,) * 2,
         },
         "quest": {
             "the bounds are stored, and not read": (0, read - n_pages * token_bytes),
             "a page has one bound, and not two": (stored - n_pages * half, read - n_pages * half),
             "the last page counts as full": (stored + last_is_full, read + last_is_full),
+            "the last page has tokens % page tokens, and so none where it is full": (0, read - last_is_empty),
         },
         "moba": {
             "the means are stored, and not read": (0, read - (n_pages - 1) * half),
             "the last page has a mean as well": (stored + half, read + half),
             "a page has two means, and not one": (stored + (n_pages - 1) * half, read + (n_pages - 1) * half),
             "the last page counts as full": (stored + last_is_full, read + last_is_full),
+            "the last page has tokens % page tokens, and so none where it is full": (0, read - last_is_empty),
         },
         "dsa": {
             "index keys of the chosen tokens alone are read": (0, min(budget, tokens) * (token_bytes + index_bytes)),

@@ -89,6 +89,7 @@ class TestPageBounds:
         lows, highs = assert_tuple("page_bounds's result", page_bounds(K, 2), ("lows", "highs"))
         assert_equal("lows", lows.tolist(), [[1, -5], [-4, -1]], mistakes={
             "lows and highs are exchanged": [[3, -2], [-4, -1]],
+            "the last page, which is part-filled, has no bounds": [[1, -5]],
             "the last page is filled up with keys of the page before it": [[1, -5], [-4, -5]],
         })  # fmt: skip
         padded = {"the last page is padded with zeros, which enter its bounds": [[3, -2], [0, 0]]}
