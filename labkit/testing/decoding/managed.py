@@ -50,11 +50,12 @@ class Managed:
         self.operations.append(f"allocate({seq_id!r}, {list(token_ids)})")
         try:
             table = self.manager.allocate(seq_id, token_ids)
-        except RuntimeError as error:
-            if isinstance(error, NotImplementedError):
+        except (RuntimeError, LookupError, StopIteration) as error:
+            if isinstance(error, NotImplementedError) or not (fits or isinstance(error, RuntimeError)):
                 raise
             cause = "a block that is found, and free, counts as found and as free"
-            message = f"can_allocate says that {token_ids} fit after {before}, and allocate raises: {error}"
+            raised = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            message = f"can_allocate says that {token_ids} fit after {before}, and allocate raises {raised}"
             require(not fits, f"{message}\nUsual cause: {cause}")
             self.operations.pop()
             self.check()

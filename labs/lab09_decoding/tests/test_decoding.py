@@ -569,6 +569,9 @@ class TestBlockManager:
         hint = "new blocks are taken before those that were found: the longest free is one of these"
         managed.assert_finds("b", [1, 2, 7], 2, hint)
 
+    def test_what_is_found_and_free_counts_once(self):
+        Managed(manager_calls, 4, 2).after(c=[9], a=[1, 2, 3, 4, 5], gone="a").allocate("b", [1, 2, 3, 4, 6, 7, 8])
+
     def test_the_longest_free_goes_first(self):
         managed = Managed(manager_calls, 6, 2).after(a=[1, 2, 3, 4, 5], b=[6, 7, 8], gone="ab")
         what = "when 5 was never used and a sequence with blocks 0, 1 and 2 went before one with 3 and 4"
