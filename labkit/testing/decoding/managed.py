@@ -122,7 +122,10 @@ class Managed:
         self.operations.append(f"fork({parent!r}, {child!r})")
         self.texts[child], self.found[child] = list(self.texts[parent]), len(self.texts[parent])
         name = f"num_cached_tokens of a fork, after {self.story},"
-        mistakes = {"what the parent found is handed on: a fork finds all of its parent's tokens": self.found[parent]}
+        mistakes = {
+            "what the parent found is handed on: a fork finds all of its parent's tokens": self.found[parent],
+            "nothing counts as found: a fork finds all of its parent's tokens": 0,
+        }
         assert_equal(name, self.manager.num_cached_tokens(child), self.found[child], mistakes=mistakes)
         self.check()
 
