@@ -328,9 +328,6 @@ def tokens_case(rng, *, batch=(), n_queries=9, n_keys=23, heads=3, d=8, top=5, d
         return torch.tensor(rows).reshape(*batch, n_queries, top)
 
     right = (weights * products.relu()).sum(-2)
-    places = torch.arange(n_queries)[:, None] + n_keys - n_queries
-    of_zeros = choose(right.masked_fill(torch.arange(n_keys) > places, 0), offset=n_keys)
-    kept = of_zeros.masked_fill((of_zeros > places) | (of_zeros < 0), n_keys).sort(-1).values
     usual = {
         "there is no ReLU": choose((weights * products).sum(-2)),
         "ReLU is applied after the weights, and not to each head's product":
@@ -341,11 +338,16 @@ def tokens_case(rng, *, batch=(), n_queries=9, n_keys=23, heads=3, d=8, top=5, d
         "a query does not see its own token": choose(right, offset=n_keys - n_queries - 1),
         "tokens after the query are seen": choose(right, offset=n_keys),
         "hidden tokens fill up where fewer than `top` are visible: −1 does": choose(right, filled_up=True),
-        "hidden tokens score 0, more than visible ones below 0, and are chosen": of_zeros,
-        "hidden tokens score 0, more than visible ones below 0, and take their places": kept.where(kept < n_keys, -1),
         "of tokens with equal scores the higher number is taken": choose(right, sign=-1),
         "the smallest scores are taken": choose(-right),
     }  # fmt: skip
+    if scale == 1:  # else −10,000 chooses as 0 does
+        places = torch.arange(n_queries)[:, None] + n_keys - n_queries
+        chosen = choose(right.masked_fill(torch.arange(n_keys) > places, 0), offset=n_keys)
+        kept = chosen.masked_fill((chosen > places) | (chosen < 0), n_keys).sort(-1).values
+        usual["hidden tokens score 0, more than visible ones below 0, and are chosen"] = chosen
+        text = "hidden tokens score 0, more than visible ones below 0, and take their places"
+        usual[text] = kept.where(kept < n_keys, -1)
     given = {"q_index": q, "w": w, "k_index": k, "top": top}
     return Case(given=given, want=choose(right), mistakes=usual, scores=right)
 
