@@ -140,7 +140,7 @@ def test_BlockMaskCache():
     masks = [cache.get(*key) for key in keys]
     for key, mask in zip(keys[:-1], masks, strict=False):
         assert mask.dtype == torch.int8 and np.array_equal(mask, kinds(*key)[1])
-        assert cache.get(*key, torch.device("cpu")) is cache.get(*key) is mask
+        assert cache.get(*key, torch.device("cpu")) is cache.get(*key, "cpu:0") is cache.get(*key) is mask
     assert masks[-1].device.type == "meta" and cache.get(64, 16, 8, torch.device("meta")) is masks[-1]
     assert len(cache) == 6 and len(other) == 0
     for wrong in ((0, 3, 4), (64, 0, 8), (64, 16, 0)):

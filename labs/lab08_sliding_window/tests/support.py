@@ -358,7 +358,7 @@ def assert_cache_follows(maxsize, operations, session, hint=""):
         if kind == "clear":
             held, cleared = {}, True
         elif kind != "fail":
-            key = (*given[0][:3], torch.device(*given[0][3:] or ["cpu"]))
+            key = (*given[0][:3], _device(given[0]))
             want = held.pop(key, number)
             _assert_mask_of(after, one, given[0], want, number, hint)
             held[key] = want
@@ -380,8 +380,13 @@ def assert_cache_follows(maxsize, operations, session, hint=""):
             require(not place, f"the mask of {keys} is {held_or_not} in memory after {after}\nUsual cause: {cause}")
 
 
+def _device(arguments):
+    """The device that `get` is asked for, in torch's own spelling: 'cpu:0' is 'cpu'."""
+    return torch.empty(0, device=(*arguments[3:], "cpu")[0]).device
+
+
 def _assert_mask_of(after, one, arguments, want, number, hint):
-    device, got = torch.device(*arguments[3:] or ["cpu"]), one["mask"]
+    device, got = _device(arguments), one["mask"]
     cause = f"\nUsual cause: {hint}" if hint else ""
     assert_type(f"the result of {after}", got, torch.Tensor, "a tensor")
     require(got.device == device, f"{after} gives a mask on {got.device}\nUsual cause: the device belongs in the key: "

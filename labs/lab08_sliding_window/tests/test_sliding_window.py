@@ -348,10 +348,10 @@ class TestBlockMaskCache:
         follow(3, [("hold", ONE_KEY), ("hold", ONE_KEY)], hint)
 
     @pytest.mark.basic
-    @pytest.mark.parametrize("device", ["cpu", "meta"])
-    def test_the_same_device_written_in_two_ways(self, device):
-        ways = [device, torch.device(device), device]
-        hint = f"{device!r} and torch.device({device!r}) are one device: make the key of torch.device(device)"
+    @pytest.mark.parametrize(("device", "other"), [("cpu", "cpu:0"), ("meta", "meta")])
+    def test_the_same_device_written_in_two_ways(self, device, other):
+        ways = [device, torch.device(device), other, device]
+        hint = "these are one device; that of a tensor, torch.empty(0, device=device).device, has one spelling"
         follow(4, [("hold", (*ONE_KEY, way)) for way in ways], hint)
 
     @pytest.mark.parametrize("differs", OTHERS)
@@ -541,6 +541,8 @@ class TestMemoryBreakdown:
             hint = "mask or output has a key of its own, and is counted in saved too"
         assert_at_most("saved of 'flex_block_mask'", got["saved"], 64, hint=hint)
         why = f"without the compiler it makes all scores, {bytes_of_scores():,}"
+        if got["total"] == got["mask"] + got["output"] + got["saved"]:
+            why += "\nUsual cause: it is what is alive after the forward pass, whose peak belongs to total too"
         assert_at_least("total of 'flex_block_mask'", got["total"], bytes_of_scores(), why)
         assert_adds_up(got, "of 'flex_block_mask'")
 

@@ -54,7 +54,7 @@ class BlockMaskCache:
         self.maxsize, self.entries = maxsize, {}
 
     def get(self, seq_len, window, block, device="cpu"):
-        key = (str(torch.device(device)), seq_len, window, block)
+        key = (str(torch.empty(0, device=device).device), seq_len, window, block)
         mask = self.entries.pop(key, None)
         if mask is None:
             mask = self._make(seq_len, window, block, device)
