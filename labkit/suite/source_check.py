@@ -51,8 +51,9 @@ MODULES: dict[str, str] = {
     "torch.autograd.functional": "hessian jacobian jvp vjp",
     "torch.autograd.profiler": "_is_profiler_enabled record_function",
     "torch.backends.cudnn": "allow_tf32 benchmark deterministic enabled",
-    "torch.cuda": "device_count empty_cache get_rng_state is_available manual_seed max_memory_allocated "
-    "memory_allocated memory_stats reset_peak_memory_stats set_rng_state synchronize",
+    "torch.cuda": "device_count empty_cache get_rng_state get_rng_state_all is_available manual_seed "
+    "max_memory_allocated memory_allocated memory_stats reset_peak_memory_stats set_rng_state set_rng_state_all "
+    "synchronize",
     "torch.nn.parameter": "Parameter",
     "torch.profiler": "ProfilerActivity profile record_function schedule",
     "torch.testing": "assert_close",

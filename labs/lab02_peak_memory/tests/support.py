@@ -152,6 +152,7 @@ def assert_longest(got, capacity, batch, d, itemsize, definition):
     want = longest_that_fits(capacity, batch, d, dtype_bytes=itemsize, definition=definition)
     name = f"the longest sequence in {capacity:,} bytes (batch {batch}, d_model {d}, {itemsize} bytes, {definition})"
     mistakes = {
+        "`peak` is not looked at": lambda: longest_that_fits(capacity, batch, d, dtype_bytes=itemsize),
         "dtype_bytes is ignored": lambda: longest_that_fits(capacity, batch, d, definition=definition),
         "the first length that does not fit is returned": want + 1,
         "powers of two alone are tried": 1 << max(want.bit_length() - 1, 0),

@@ -7,7 +7,7 @@ import torch
 
 from labkit.testing.compare import assert_at_most, assert_close, assert_equal, require
 
-NO_WAY_BACK = "no graph leads from the result to it: is Checkpoint.apply given the arguments themselves, grad mode on?"
+NO_WAY_BACK = "no graph leads from the result to it: is Checkpoint.apply given one that requires grad, grad mode on?"
 
 
 def random(rng, *shape, grad=True, dtype=torch.float32):
