@@ -25,3 +25,15 @@ def test_sums_of_blind_answers():
     _, run, found, found_after, right, refused = (sum(map(int, column)) for column in zip(*rows, strict=True))
     assert f"{found} of {run} found at first sight, {found / run * 100:.0f} %, and {found_after} after" in PAGE
     assert f"{refused} of {right} right ones refused at first, none after" in " ".join(PAGE.split())
+
+
+def test_sums_of_the_third_round():
+    rows = re.findall(r"^\| \d\d \| (\d+) \| (\d+) \| (.+) \| (.+) \| (.+) \| (.+) \| (.+) \|$", PAGE, re.MULTILINE)
+    firsts, afters = (
+        [sum(int(cell.split(" → ")[end]) for cell in column) for column in zip(*rows, strict=True)] for end in (0, -1)
+    )
+    wrong, right, refused, found, *messages = firsts
+    assert sum(messages) == found and sum(afters[4:]) == afters[3] == wrong
+    text = " ".join(PAGE.split())
+    assert f"{found} of {wrong} found at first sight, and {afters[3]} after; {refused} of {right} right ones" in text
+    assert f"{messages[-1]} first messages with a false cause, none after" in text and afters[2] == afters[-1] == 0
