@@ -32,7 +32,7 @@ def test_board(lab, capsys):
     show_board([lab])
     fresh = capsys.readouterr().out
     assert "0 of 6" in fresh
-    assert re.search(r"0 of 60 +24 +2 *$", fresh, re.MULTILINE), "points of the tasks, of the report, and hours"
+    assert re.search(r"0 of 60 +14 +2 *$", fresh, re.MULTILINE), "points of the tasks, of the report, and hours"
     stub = stub_text().splitlines()
     line = 1 + stub.index(next(each for each in stub if "standard_attention(" in each))
     where = f"labs/lab01_memory_profiling/src/profiling.py, line {line}"
