@@ -15,5 +15,5 @@ from labstaff.grader import wire
 )
 def test_a_tensor_of_any_strides_comes_back(x):
     head, buffers = wire.for_suite(wire.Returned(x))
-    back = wire.from_worker(memoryview(bytes(head)), [memoryview(bytes(buffer)) for buffer in buffers]).result
+    back = wire.from_worker(memoryview(bytes(head)), [memoryview(bytearray(buffer)) for buffer in buffers]).result
     assert torch.equal(back, x) and back.dtype == x.dtype
