@@ -23,7 +23,8 @@ PROBLEMS = """() => [
   // Wider than the phone, except elements that scroll in their own frame or are for screen readers only.
   ...[...document.querySelectorAll("article *")]
     .filter(e => e.getBoundingClientRect().right > innerWidth + 1)
-    .filter(e => !e.parentElement.closest(".table-wrapper, div.math, pre, .katex svg, .katex-mathml")),
+    .filter(e => !e.parentElement.closest(
+      ".table-wrapper, div.math, pre, p:has(> img[src$='/loop.svg']), .katex svg, .katex-mathml")),
   ...[...document.images].filter(image => !image.complete || !image.naturalWidth),
   // TeX that KaTeX cannot parse, and commands that it does not know, which it sets in red.
   ...document.querySelectorAll(".katex-error, [mathcolor='#cc0000']"),

@@ -266,7 +266,7 @@ def test_all_tasks_done(tree):
         assert run.returncode == 0
         assert lines_with(run, "lab01: 6 of 6 tasks done, 60 of 60 points")
         assert "★ Lab 01, Memory profiling, is done: all its " in run.stdout
-        assert f"Left to do: the report, 24 points: {report}" in run.stdout
+        assert f"Left to do: the report, 14 points: {report}" in run.stdout
         assert not lines_with(run, "next:")
     assert f"★ Every task is done.\n  Only the reports are left: {report}" in tree.command().stdout
 
