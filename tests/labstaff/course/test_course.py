@@ -165,7 +165,9 @@ def test_feedback_says_what_nobody_has_graded_yet(cycle):
 def test_a_failed_course_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(CourseError, match="exists already"):
         make_course([LAB], tmp_path)
-    monkeypatch.setattr("labstaff.release.leaks.secret_passages", lambda lab: {"what standard attention costs in memory"})
+    monkeypatch.setattr(
+        "labstaff.release.leaks.secret_passages", lambda lab: {"what standard attention costs in memory"}
+    )
     with pytest.raises(CourseError, match="passages of solutions would be released"):
         make_course([LAB], tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -131,7 +131,9 @@ def test_an_update_that_fails_leaves_the_course_as_it_was(by_hand, change_lab, m
     before = scores(by_hand)
     files = {path: path.read_bytes() for name in ("source", "release") for path in by_hand.glob(f"{name}/**/*.*")}
     change_lab(tasks=(replace(FIRST, points=25), SECOND, *OTHERS))
-    monkeypatch.setattr("labstaff.release.leaks.secret_passages", lambda lab: {"what standard attention costs in memory"})
+    monkeypatch.setattr(
+        "labstaff.release.leaks.secret_passages", lambda lab: {"what standard attention costs in memory"}
+    )
     with pytest.raises(CourseError, match="passages of solutions would be released"):
         updated(by_hand)
     assert scores(by_hand) == before
