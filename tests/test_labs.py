@@ -24,7 +24,7 @@ from tests.suite_runs import Job, session_folder
 LABS = find_labs()
 QUICK = 20
 """Of the known mistakes, one in so many is not slow."""
-LONG = ("lab05", "lab08", "lab10", "lab11", "lab13", "lab15")
+LONG = ("lab05", "lab08", "lab10", "lab11", "lab12", "lab13", "lab14", "lab15")
 """Labs whose whole suite takes long: it too is slow."""
 
 
