@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -29,6 +31,9 @@ FULL_SHARE = 0.9
 """The share of the wrong versions that are asked from which on a task has all its points."""
 
 
+ONE_AT_A_TIME = threading.Lock()
+
+
 class GradingFailed(Exception):
     """Grading gave no result, through no fault of the submission: try again."""
 
@@ -42,8 +47,7 @@ def grade_review(lab: Lab, submission: Submission, seed: int, source: Source, un
     Raises:
         GradingFailed: the sandbox gave no result.
     """
-    versions = versions_of(lab)
-    asked = [version for version in versions if version.is_right or version.is_asked]
+    asked = _asked(lab)
     outcomes, flags = _outcomes(ReviewJob(lab.label, source.text.decode("utf-8", "replace"), seed, asked), unsafe), []
     if outcomes.problem:
         flags = [f"no test could run: {one_line(outcomes.problem)}"]
@@ -70,6 +74,20 @@ def grade_review(lab: Lab, submission: Submission, seed: int, source: Source, un
         shares=shares,
         findings=findings,
     )
+
+
+def _asked(lab: Lab) -> list[Version]:
+    """The versions that a review is graded by, made once for all submissions.
+
+    In Python 3.11 `ast.parse` in two threads at once can raise a SystemError (cpython issue 106905).
+    """
+    with ONE_AT_A_TIME:
+        return _made(lab)
+
+
+@functools.cache
+def _made(lab: Lab) -> list[Version]:
+    return [version for version in versions_of(lab) if version.is_right or version.is_asked]
 
 
 def task_share(versions: list[Version], failed: Mapping[str, str]) -> float:

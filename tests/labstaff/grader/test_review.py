@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from labkit.labs.catalog import find_lab, review_assignment
@@ -50,6 +53,24 @@ def test_points_of_a_review_are_its_own():
     assert LAB.points != assignment.points
 
 
+def test_versions_are_made_once_for_all_threads(monkeypatch):
+    made = []
+
+    def one_of_each(lab):
+        time.sleep(0.05)  # so that two threads would both be in it
+        made.append(lab)
+        return (RIGHT, WRONG)
+
+    monkeypatch.setattr(review, "versions_of", one_of_each)
+    review._made.cache_clear()
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(review._asked, [LAB] * 4)) == [[RIGHT, WRONG]] * 4
+    finally:
+        review._made.cache_clear()
+    assert made == [LAB]
+
+
 @pytest.mark.parametrize(
     ("line", "shown"),
     [
@@ -67,7 +88,7 @@ def test_source_check_shows_what_reads_sources(line, shown):
 def grade():
     """Grades the text of a review on one right and one wrong version of a task."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(review, "versions_of", lambda _lab: (RIGHT, WRONG))
+        patch.setattr(review, "_asked", lambda _lab: [RIGHT, WRONG])
 
         def graded(text):
             submission = Submission(review_assignment(LAB), text.encode())
